@@ -1,0 +1,48 @@
+# `make demo` and `make test` need only Python 3.11 to 3.13, make and a package registry.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= test,dev
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DEMO := runs/demo
+# TensorFlow's greeting and its notes on the processor; its errors and ours still show.
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: help demo test lint format clean
+
+help:
+	@echo "make demo    train Inception with and without BN on digits, export, classify"
+	@echo "make test    run the tests and the examples of the docstrings"
+	@echo "make lint    run ruff and mypy"
+	@echo "make format  let ruff rewrite what it can"
+	@echo "make clean   remove $(VENV) and $(DEMO)"
+
+# The stamp lets a second run start at once; a changed requirement installs everything anew.
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: $(PYTHON) not found; install Python 3.11 to 3.13, or say make PYTHON=PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "make: Python 3.11 to 3.13 needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); say make PYTHON=PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: $(PYTHON) has no venv module; install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "Installing into $(VENV), once; this takes some minutes"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP_INSTALL) setuptools wheel
+	@$(PIP_INSTALL) --no-build-isolation --editable ".[$(EXTRAS)]"
+	@touch $@
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest --doctest-modules tests bnzoo
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	@rm -rf $(VENV) $(DEMO)

@@ -1,0 +1,1 @@
+"""One file for each figure or table that is reproduced, and the demo."""
