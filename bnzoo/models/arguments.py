@@ -1,0 +1,157 @@
+"""What the model functions share of keras.applications' manners: inputs, heads and their checks."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import keras
+
+from bnzoo.initializers import HeNormal
+
+
+def check_choice(argument: str, value: Any, allowed: Collection[Any]) -> None:
+    """ValueError unless `value` is one of `allowed`."""
+    if not isinstance(value, (str, numbers.Number, type(None))) or value not in allowed:
+        choices = ", ".join(repr(choice) for choice in allowed)
+        raise ValueError(f"`{argument}` must be one of {choices}. Received: {argument}={value!r}")
+
+
+def check_number(
+    argument: str, value: Any, low: float, high: float = math.inf, open_ends: bool = False
+) -> None:
+    """ValueError unless `value` is a finite number in [low, high], or in (low, high)."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    inside = is_number and math.isfinite(value) and low <= value <= high
+    if open_ends:
+        inside = inside and low < value < high
+    if not inside:
+        brackets = "()" if open_ends else "[]"
+        ends = f"{brackets[0]}{low}, {high}{brackets[1]}"
+        raise ValueError(f"`{argument}` must be a number in {ends}. Received: {argument}={value!r}")
+
+
+def check_classes(classes: Any) -> None:
+    """ValueError unless `classes` is a whole number of at least 1."""
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise ValueError(
+            f"`classes` must be a whole number of at least 1. Received: classes={classes!r}"
+        )
+
+
+def check_data_format(data_format: str | None) -> str:
+    """The data format meant: None is Keras' setting."""
+    if data_format is None:
+        return keras.config.image_data_format()
+    check_choice("data_format", data_format, ("channels_last", "channels_first"))
+    return data_format
+
+
+def image_input(
+    input_tensor: Any,
+    input_shape: Sequence[int | None] | None,
+    default_size: int | None,
+    minimal_size: int,
+    data_format: str,
+) -> Any:
+    """The Keras tensor that a network of images starts from.
+
+    Args:
+        input_tensor: a Keras tensor to start from, or None.
+        input_shape: (height, width, channels), or (channels, height, width) for "channels_first",
+            without the batch; height and width may be None. None is the default size, RGB.
+        default_size: height and width without an `input_shape`; None leaves them open.
+        minimal_size: the smallest height and width that leave something of the last map, in pixels.
+        data_format: "channels_last" or "channels_first".
+
+    Raises:
+        ValueError: for a shape that is none of an image, or too small, or not that of
+            `input_tensor`.
+    """
+    first = data_format == "channels_first"
+    if input_tensor is not None:
+        if not keras.utils.is_keras_tensor(input_tensor):
+            raise ValueError(
+                "`input_tensor` must be a Keras tensor, such as keras.Input() returns. "
+                f"Received: input_tensor of type {type(input_tensor).__name__}"
+            )
+        shape = tuple(input_tensor.shape[1:])
+        if input_shape is not None and tuple(input_shape) != shape:
+            raise ValueError(
+                "`input_shape` must be None or the shape of `input_tensor` without the batch, "
+                f"{shape}. Received: input_shape={tuple(input_shape)}"
+            )
+    elif input_shape is None:
+        size = (default_size, default_size)
+        shape = (3, *size) if first else (*size, 3)
+    else:
+        shape = tuple(input_shape)
+
+    order = "(channels, height, width)" if first else "(height, width, channels)"
+    whole = [size is None or (isinstance(size, int) and size > 0) for size in shape]
+    if len(shape) != 3 or not all(whole) or shape[0 if first else -1] is None:
+        raise ValueError(
+            f"`input_shape` must be {order}, whole numbers or, for height and width, None. "
+            f"Received: input_shape={shape}"
+        )
+    sides = shape[1:] if first else shape[:-1]
+    if any(side is not None and side < minimal_size for side in sides):
+        raise ValueError(
+            f"`input_shape` must have a height and width of at least {minimal_size} pixels. "
+            f"Received: input_shape={shape}"
+        )
+    return keras.Input(shape=shape, name="image") if input_tensor is None else input_tensor
+
+
+def classifier(x: Any, classes: int, activation: Any, name: str = "predictions") -> Any:
+    """The linear layer and softmax at the top.
+
+    It computes in the type of its variables also under a mixed-precision policy: a softmax over a
+    thousand classes is too fine for float16.
+    """
+    layer = keras.layers.Dense(
+        classes,
+        activation=activation,
+        # A slope of 1 is He et al.'s Eq. 15 for a layer without a rectifier: std = sqrt(1 / n).
+        kernel_initializer=HeNormal(negative_slope=1.0),
+        dtype=keras.config.dtype_policy().variable_dtype,
+        name=name,
+    )
+    return layer(x)
+
+
+def global_pool(x: Any, pooling: str, data_format: str) -> Any:
+    """The mean or the maximum of each channel over all positions."""
+    kind = {
+        "avg": keras.layers.GlobalAveragePooling2D,
+        "max": keras.layers.GlobalMaxPooling2D,
+    }[pooling]
+    return kind(data_format=data_format, name=f"{pooling}_pool")(x)
+
+
+def check_weights(weights: Any) -> None:
+    """ValueError unless `weights` is None or the path of a file that Keras can load."""
+    if weights is None:
+        return
+    if not isinstance(weights, (str, os.PathLike)) or not os.path.isfile(weights):
+        raise ValueError(
+            "`weights` must be None or the path of an existing weights file. "
+            f"Received: weights={weights!r}"
+        )
+    if not os.fspath(weights).endswith((".weights.h5", ".keras")):
+        raise ValueError(
+            "`weights` must be a file of Keras' that ends in .weights.h5 or .keras. "
+            f"Received: weights={os.fspath(weights)!r}"
+        )
+
+
+def build_model(input_tensor: Any, image: Any, outputs: Any, name: str, weights: Any) -> Any:
+    """The model from the source of `image` to `outputs`, with `weights` loaded if there are any."""
+    inputs = image if input_tensor is None else keras.utils.get_source_inputs(input_tensor)
+    model = keras.Model(inputs, outputs, name=name)
+    if weights is not None:
+        model.load_weights(weights)
+    return model
