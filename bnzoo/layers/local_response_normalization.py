@@ -1,0 +1,134 @@
+"""Local response normalization across channels, as in AlexNet and GoogLeNet."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def _is(kind: type, value: object) -> bool:
+    """isinstance for the abstract number types, which mypy takes `int` and `float` not to be."""
+    return isinstance(value, kind)
+
+
+@keras.saving.register_keras_serializable(package="bnzoo")
+class LocalResponseNormalization(keras.layers.Layer):
+    """Divides each activation by a power of the energy of its neighbour channels.
+
+    At every position, with x_j the value of channel j and r = `depth_radius`,
+
+        y_i = x_i / (bias + alpha * sum_{j = i-r}^{i+r} x_j^2) ^ beta
+
+    where the sum leaves out channels that do not exist (Krizhevsky et al. 2012, Section 3.3).
+
+    `alpha` multiplies the sum itself, as in TensorFlow and in that paper. Caffe multiplies the mean
+    over `local_size` = 2r + 1 channels: divide its `alpha` by its `local_size` to use it here. The
+    defaults are those of Caffe's GoogLeNet (local_size 5, alpha 1e-4, beta 0.75, k 1); AlexNet has
+    depth_radius=2, bias=2, alpha=1e-4, beta=0.75.
+
+    float16 and bfloat16 are computed in float32, since the squares of float16 values beyond 255
+    overflow.
+
+    Args:
+        depth_radius: r, the number of channels on either side that count; a whole number >= 0.
+        bias: added to the weighted sum; a number > 0, which keeps the quotient finite.
+        alpha: weight of the sum of squares; a number >= 0.
+        beta: the exponent; a number.
+        axis: the channel axis.
+        **kwargs: `name`, `dtype` and so on, of `keras.layers.Layer`.
+
+    Raises:
+        ValueError: for an argument outside its range; when built, for an axis that is out of range
+            or the batch axis.
+
+    Example:
+        >>> import bnzoo, numpy as np
+        >>> layer = bnzoo.layers.LocalResponseNormalization(depth_radius=1, alpha=1.0, beta=1.0)
+        >>> layer(np.array([[1.0, 1.0, 2.0, 0.0]])).numpy().round(4).tolist()
+        [[0.3333, 0.1429, 0.3333, 0.0]]
+    """
+
+    def __init__(
+        self,
+        depth_radius: int = 2,
+        bias: float = 1.0,
+        alpha: float = 2e-5,
+        beta: float = 0.75,
+        axis: int = -1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not _is(numbers.Integral, depth_radius) or depth_radius < 0:
+            raise ValueError(
+                "`depth_radius` must be a whole number >= 0. "
+                f"Received: depth_radius={depth_radius!r}"
+            )
+        if not _is(numbers.Real, bias) or not bias > 0:
+            raise ValueError(f"`bias` must be a number > 0. Received: bias={bias!r}")
+        if not _is(numbers.Real, alpha) or not alpha >= 0:
+            raise ValueError(f"`alpha` must be a number >= 0. Received: alpha={alpha!r}")
+        if not _is(numbers.Real, beta):
+            raise ValueError(f"`beta` must be a number. Received: beta={beta!r}")
+        self.depth_radius = int(depth_radius)
+        self.bias = float(bias)
+        self.alpha = float(alpha)
+        self.beta = float(beta)
+        self.axis = axis
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        rank = len(input_shape)
+        if not -rank <= self.axis < rank or self.axis % rank == 0:
+            raise ValueError(
+                f"`axis` must name an axis of an input of rank {rank} other than the batch axis 0. "
+                f"Received: axis={self.axis}"
+            )
+        self.input_spec = keras.layers.InputSpec(ndim=rank)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        # The kernels know float32 only (on CPU), rank 4, channels last.
+        rank = inputs.shape.rank
+        order = [axis for axis in range(rank) if axis != self.axis % rank] + [self.axis % rank]
+        last = tf.transpose(inputs, order) if order != sorted(order) else inputs
+        if inputs.dtype == tf.float64:
+            normalized = self._by_matrix(last)
+        else:
+            single = tf.cast(last, tf.float32)
+            rank_4 = single if rank == 4 else tf.reshape(single, [-1, 1, 1, tf.shape(last)[-1]])
+            normalized = tf.nn.local_response_normalization(
+                rank_4, self.depth_radius, self.bias, self.alpha, self.beta
+            )
+            if rank != 4:
+                normalized = tf.reshape(normalized, tf.shape(last))
+            normalized = tf.cast(normalized, inputs.dtype)
+        if order == sorted(order):
+            outputs = normalized
+        else:
+            outputs = tf.transpose(normalized, [order.index(axis) for axis in range(rank)])
+        return tf.ensure_shape(outputs, inputs.shape)
+
+    def _by_matrix(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The same for float64, which has no kernel: a band matrix sums the neighbours' squares."""
+        channels = tf.shape(inputs)[-1]
+        ones = tf.ones([channels, channels], inputs.dtype)
+        # band_part keeps at most channels - 1 diagonals on either side.
+        reach = tf.minimum(self.depth_radius, channels - 1)
+        neighbours = tf.linalg.band_part(ones, reach, reach)
+        energy = tf.tensordot(tf.square(inputs), neighbours, axes=1)
+        return inputs * tf.pow(self.bias + self.alpha * energy, -self.beta)
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        return tuple(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "depth_radius": self.depth_radius,
+            "bias": self.bias,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "axis": self.axis,
+        }
