@@ -1,0 +1,8 @@
+"""Layers of both papers."""
+
+from .batch_normalization import BatchNormalization
+from .channel_affine import ChannelAffine
+from .local_response_normalization import LocalResponseNormalization
+from .prelu import PReLU
+
+__all__ = ["BatchNormalization", "ChannelAffine", "LocalResponseNormalization", "PReLU"]
