@@ -283,11 +283,13 @@ class Preprocessing:
         return images
 
     def _resized(self, images: tf.Tensor) -> tf.Tensor:
-        height, width = self.image_size
         interpolate = _INTERPOLATIONS[self.interpolation]
         images = tf.cast(images, tf.float32)
         if self.resize == "central_crop":
-            images = tf.image.central_crop(images, self.crop_fraction)
+            # tf.image.central_crop is off by one in graphs for sizes like 20 * 0.8.
+            given = tf.cast(tf.shape(images)[-3:-1], tf.float64)
+            edge = tf.cast(given * (1 - self.crop_fraction) / 2 + 1e-6, tf.int32)
+            images = _cropped(images, edge, tf.shape(images)[-3:-1] - 2 * edge)
             images = interpolate(images, self.image_size)
         else:
             # The small term keeps a size like 63 / 0.9 from being rounded down to 69.
@@ -295,9 +297,15 @@ class Preprocessing:
             if self.resize == "short_side":
                 size = _covering_size(tf.shape(images)[-3:-1], size)
             images = interpolate(images, size)
-            top, left = tf.unstack((tf.shape(images)[-3:-1] - self.image_size) // 2)
-            images = images[..., top : top + height, left : left + width, :]
-        return tf.ensure_shape(images, (*images.shape[:-3], height, width, self.channels))
+            edge = (tf.shape(images)[-3:-1] - self.image_size) // 2
+            images = _cropped(images, edge, self.image_size)
+        return tf.ensure_shape(images, (*images.shape[:-3], *self.image_size, self.channels))
+
+
+def _cropped(images: tf.Tensor, edge: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """`size` (height, width) of `images`, from `edge` (top, left) on."""
+    (top, left), (height, width) = tf.unstack(edge), tf.unstack(size)
+    return images[..., top : top + height, left : left + width, :]
 
 
 def _covering_size(given: tf.Tensor, wanted: list[int]) -> tf.Tensor:
