@@ -166,4 +166,11 @@ class InceptionBlocks:
         branch = self.module_pool(x, row)
         branches.append(conv(branch, "pool_proj", row.projection, 1) if row.projection else branch)
 
+        spatial = slice(1, 3) if self.data_format == "channels_last" else slice(2, 4)
+        if len({branch.shape[spatial] for branch in branches}) > 1:
+            raise ValueError(
+                "`input_shape` must give the modules of stride 2 maps of even height and width "
+                "where `pools` are padded as in Caffe; multiples of 32 do. Received: a map of "
+                f"{x.shape[spatial]} at {name}"
+            )
         return keras.layers.Concatenate(axis=self.channel_axis, name=name)(branches)

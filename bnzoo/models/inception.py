@@ -18,6 +18,7 @@ from .arguments import (
     global_pool,
     image_input,
 )
+from .auxiliary import AUXILIARY_HEADS, auxiliary_head
 from .blocks import InceptionBlocks
 from .inception_table import CONTESTED_MODULES, POOLS, POOLS_OF_PADDING, TABLES, InceptionTable
 
@@ -55,6 +56,7 @@ def bn_inception(
     conv_bias: bool = False,
     local_response_normalization: bool = False,
     weight_scale: float = 1.0,
+    auxiliary: str | None = None,
     data_format: str | None = None,
 ) -> keras.Model:
     """BN-Inception, the network of Ioffe & Szegedy 2015, Section 4.2 and appendix (Figure 5).
@@ -107,6 +109,10 @@ def bn_inception(
             the stem, as in the paper's BN-Baseline.
         weight_scale: factor of the standard deviation of the initial weights of the convolutions,
             which are He et al.'s; more than 1 in some networks of the ensemble (Section 4.2.3).
+        auxiliary: None, or the form of two more classifiers for training, on the outputs of 4a and
+            4d ("googlenet") or 3c and 4e ("caffe", "tensorpack"). The output is then a dict of
+            "predictions", "auxiliary_1" and "auxiliary_2"; `without_auxiliary` takes them off, and
+            `auxiliary_loss_weights` has the weights of their losses.
         data_format: "channels_last" or "channels_first" (on CPU, TensorFlow runs only the first);
             None is Keras' setting.
 
@@ -133,11 +139,17 @@ def bn_inception(
     check_choice("pool_projection", pool_projection, (96, 128))
     check_choice("table", table, tuple(TABLES))
     check_choice("batch_norm", batch_norm, ("channel", "activation", None))
+    check_choice("auxiliary", auxiliary, (None, *AUXILIARY_HEADS))
     check_choice("pooling", pooling, (None, "avg", "max"))
     check_number("dropout", dropout, 0.0, 1.0)
     check_number("width_multiplier", width_multiplier, 0.0, open_ends=True)
     check_number("weight_scale", weight_scale, 0.0, open_ends=True)
     check_classes(classes)
+    if auxiliary is not None and not include_top:
+        raise ValueError(
+            "`auxiliary` heads need the classifier at the top. "
+            f"Received: auxiliary={auxiliary!r} with include_top=False"
+        )
     check_weights(weights)
     data_format = check_data_format(data_format)
 
@@ -163,9 +175,10 @@ def bn_inception(
         input_tensor, input_shape, 224 if include_top else None, _MINIMAL_SIZE[stem], data_format
     )
     x = _stem(blocks, image, stem, widths, stem_batch_norm, local_response_normalization)
+    maps = {}
     for row in widths.modules:
         per_activation = batch_norm == "activation" and row.name == _PER_ACTIVATION_MODULE
-        x = blocks.module(x, row, per_activation=per_activation)
+        x = maps[row.name] = blocks.module(x, row, per_activation=per_activation)
 
     if include_top:
         x = global_pool(x, "avg", data_format)
@@ -174,6 +187,13 @@ def bn_inception(
         x = classifier(x, classes, classifier_activation)
     elif pooling is not None:
         x = global_pool(x, pooling, data_format)
+    if auxiliary is not None:
+        heads = AUXILIARY_HEADS[auxiliary]
+        x = {"predictions": x}
+        for number, module in enumerate(heads.modules, start=1):
+            x[f"auxiliary_{number}"] = auxiliary_head(
+                blocks, maps[module], number, heads, classes, classifier_activation
+            )
     return build_model(input_tensor, image, x, name, weights)
 
 
@@ -197,6 +217,7 @@ def inception(
     table: str = "paper",
     width_multiplier: float = 1.0,
     weight_scale: float = 1.0,
+    auxiliary: str | None = None,
     data_format: str | None = None,
 ) -> keras.Model:
     """The Inception network without BN that Ioffe & Szegedy 2015 compare with (Section 4.2.2).
@@ -224,6 +245,7 @@ def inception(
         table: as above.
         width_multiplier: as above.
         weight_scale: as above.
+        auxiliary: as above.
         data_format: as above.
 
     Returns:
@@ -258,6 +280,7 @@ def inception(
         table=table,
         width_multiplier=width_multiplier,
         weight_scale=weight_scale,
+        auxiliary=auxiliary,
         data_format=data_format,
     )
 
