@@ -1,0 +1,141 @@
+"""What is measured: accuracy on a split, every example counted once, and the file metrics.csv."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import os
+from collections.abc import Callable, Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from .command_line import RunFailed
+from .run_directory import write_text
+
+TOP = 5
+
+COLUMNS = (
+    "step",
+    "epoch",
+    "loss",
+    "accuracy",
+    "learning_rate",
+    "images_per_second",
+    "eval_loss",
+    "eval_accuracy",
+    "eval_top5_accuracy",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Means over a split: cross-entropy in nats, and the fractions of right answers."""
+
+    examples: int
+    loss: float
+    accuracy: float
+    top5_accuracy: float
+
+
+def in_top(scores: tf.Tensor, labels: tf.Tensor, k: int) -> tf.Tensor:
+    """Whether the label is among the k highest scores; of equal scores the first class counts.
+
+    tf.math.in_top_k counts all of equal scores as hits, so a network that has collapsed to a
+    constant output would be right every time.
+
+    Args:
+        scores: [N, classes].
+        labels: int64 [N].
+        k: how many answers count.
+
+    Returns:
+        bool [N]; False where a score is not finite.
+    """
+    own = tf.gather(scores, labels, axis=1, batch_dims=1)[:, tf.newaxis]
+    earlier = tf.range(scores.shape[1], dtype=labels.dtype) < labels[:, tf.newaxis]
+    ahead = (scores > own) | ((scores == own) & earlier)
+    rank = tf.reduce_sum(tf.cast(ahead, tf.int32), axis=1)
+    return (rank < k) & tf.reduce_all(tf.math.is_finite(scores), axis=1)
+
+
+def make_evaluator(model: keras.Model) -> Callable[[tf.data.Dataset, int], Evaluation]:
+    """A function that evaluates `model` as it is at each call.
+
+    Its arguments: batches of images, labels and a mask (`data.evaluation_batches`), and how many
+    examples they must come to.
+
+    Raises:
+        RunFailed: (the function) the batches held another number of examples.
+    """
+
+    @tf.function(reduce_retracing=True)
+    def sums(images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        probabilities = model(images, training=False)
+        loss = keras.losses.sparse_categorical_crossentropy(labels, probabilities)
+        hits = [in_top(probabilities, labels, k) for k in (1, TOP)]
+        rows = [tf.ones_like(mask), *(tf.cast(row, tf.float32) for row in (loss, *hits))]
+        # A masked loss may be infinite, and 0 * inf is no number.
+        kept = [tf.where(mask > 0, row, 0.0) for row in rows]
+        return tf.reduce_sum(tf.cast(tf.stack(kept), tf.float64), axis=1)
+
+    def evaluate(batches: tf.data.Dataset, examples: int) -> Evaluation:
+        # Added up on the device: only the last sum is waited for.
+        total = tf.zeros(4, tf.float64)
+        for images, labels, mask in batches:
+            total += sums(images, labels, mask)
+        counted, loss, top1, top5 = total.numpy()
+        if counted != examples:
+            raise RunFailed(
+                f"{counted:.0f} examples were evaluated, but the split has {examples}: "
+                "the data set is damaged"
+            )
+        return Evaluation(examples, loss / counted, top1 / counted, top5 / counted)
+
+    return evaluate
+
+
+class MetricsFile:
+    """metrics.csv: one row for each step that is reported, in order, none twice.
+
+    A row is written before the checkpoint of its step, so a run that goes on from a checkpoint
+    finds all rows up to it; rows behind it are dropped, as they will be written again.
+
+    Args:
+        path: of the file.
+        last_step: the step that the run goes on from; 0 starts a new file.
+    """
+
+    def __init__(self, path: str, last_step: int) -> None:
+        rows: list[list[str]] = []
+        if last_step and os.path.exists(path):
+            with open(path, newline="", encoding="utf-8") as file:
+                rows = [row for row in csv.reader(file) if len(row) == len(COLUMNS)]
+        kept = [row for row in rows if row[0].isdigit() and int(row[0]) <= last_step]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(kept)
+        write_text(path, text.getvalue())
+        self._file = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115
+        self._writer = csv.writer(self._file, lineterminator="\n")
+
+    def write(self, row: Mapping[str, float | int]) -> None:
+        """Appends a row; columns that it lacks stay empty."""
+        self._writer.writerow([_text(row[column]) if column in row else "" for column in COLUMNS])
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Makes sure that all rows are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _text(value: float | int) -> str:
+    if isinstance(value, (int, np.integer)):
+        return str(value)
+    return f"{value:.6g}"

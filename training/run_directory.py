@@ -1,0 +1,130 @@
+"""The run directory: what training leaves for evaluation and export, and what it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+from .command_line import BadFlags, RunFailed
+from .settings import Settings
+
+MODEL = "model.keras"
+PREPROCESSING = "preprocessing.json"
+LABELS = "labels.txt"
+CONFIG = "config.json"
+METRICS = "metrics.csv"
+CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"
+
+FORMAT_VERSION = 1
+_PARTIAL = ".partial."
+
+
+def write_aside(path: str, write: Callable[[str], None]) -> None:
+    """Lets `write` write a file beside `path`, then gives it its name: `path` is never half."""
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, _PARTIAL + name)
+    write(partial)
+    with open(partial, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def write_text(path: str, text: str) -> None:
+    """Writes a text file aside, then gives it its name."""
+
+    def write(partial: str) -> None:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    write_aside(path, write)
+
+
+def check_run_dir(run_dir: str, settings: Settings, overwrite: bool) -> None:
+    """Raises BadFlags if `run_dir` holds another run, or something else, that must not be touched.
+
+    Args:
+        run_dir: the folder of the run.
+        settings: those of the run that is to be in it.
+        overwrite: whether a run that is there may be deleted.
+    """
+    if not os.path.lexists(run_dir):
+        return
+    if not os.path.isdir(run_dir):
+        raise BadFlags(f"--run_dir must be a folder. Received: --run_dir={run_dir}, a file")
+    if not os.path.exists(os.path.join(run_dir, CONFIG)):
+        if any(not name.startswith(_PARTIAL) for name in os.listdir(run_dir)):
+            raise BadFlags(
+                f"--run_dir must be new, empty or the folder of a run. "
+                f"Received: --run_dir={run_dir}, which has no {CONFIG}"
+            )
+        return
+    if overwrite:
+        return
+    differences = settings.differences(read_config(run_dir)["flags"])
+    if differences:
+        raise BadFlags(
+            f"--run_dir={run_dir} holds a run with other flags: {', '.join(differences)}. "
+            "Give another --run_dir, the same flags, or --overwrite"
+        )
+
+
+def clear(run_dir: str) -> None:
+    """Deletes the run in `run_dir`, and nothing else that lies there."""
+    for name in (CHECKPOINTS, TENSORBOARD):
+        shutil.rmtree(os.path.join(run_dir, name), ignore_errors=True)
+    # The configuration goes last: without it, what remains would not be known as a run.
+    for name in (MODEL, PREPROCESSING, LABELS, METRICS, CONFIG):
+        if os.path.exists(os.path.join(run_dir, name)):
+            os.remove(os.path.join(run_dir, name))
+
+
+def write_config(run_dir: str, settings: Settings, data: Mapping[str, Any]) -> None:
+    """Writes config.json: every flag, the versions, and what the data set was found to have."""
+    config = {
+        "format_version": FORMAT_VERSION,
+        "flags": dataclasses.asdict(settings),
+        "seed": settings.seed,
+        "data": dict(data),
+        "versions": {
+            "python": platform.python_version(),
+            **{
+                name: metadata.version(name)
+                for name in ("bnzoo", "tensorflow", "keras", "numpy", "tensorflow-datasets")
+            },
+        },
+    }
+    write_text(os.path.join(run_dir, CONFIG), json.dumps(config, indent=2) + "\n")
+
+
+def read_config(run_dir: str) -> dict[str, Any]:
+    """The content of config.json.
+
+    Raises:
+        BadFlags: `run_dir` is not the folder of a run.
+        RunFailed: the file is damaged, or of another version.
+    """
+    path = os.path.join(run_dir, CONFIG)
+    if not os.path.exists(path):
+        raise BadFlags(f"{run_dir} is not the folder of a run: it has no {CONFIG}")
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+    except json.JSONDecodeError as error:
+        raise RunFailed(f"{path} is damaged: {error}") from error
+    version = config.get("format_version")
+    if version != FORMAT_VERSION:
+        raise RunFailed(f"{path} is of format {version}; this version reads {FORMAT_VERSION}")
+    return config
+
+
+def read_text(run_dir: str, name: str) -> str:
+    """The content of one of the run's text files."""
+    with open(os.path.join(run_dir, name), encoding="utf-8") as file:
+        return file.read()

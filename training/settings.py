@@ -1,0 +1,300 @@
+"""What decides a run: every flag with the recipe's values filled in, checked as a whole."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .command_line import BadFlags, Flag, FlagGroups
+from .recipes import RECIPE_OF_MODEL, RECIPES, Recipe
+
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+AUGMENTATIONS = ("none", "shift", "crop")
+DIGITS = "digits"
+FOLDER = "folder:"
+# The stem that the Inception networks get for images up to this many pixels a side.
+SMALL_IMAGE = 64
+
+_TFDS_NAME = re.compile(r"[a-z0-9_]+(:[a-z0-9_]+)?(/[\w.\-]+)*(:\d+\.\d+\.\d+)?", re.IGNORECASE)
+
+DATA_FLAGS = (
+    Flag(
+        "dataset",
+        "string",
+        "Data set: digits (scikit-learn's 1,797), the name of a TFDS data set such as mnist or "
+        "imagenet2012, or folder:PATH, where images lie in PATH/<split>/<class>/. "
+        "Default: the recipe's.",
+    ),
+    Flag(
+        "data_dir", "string", "Folder of TFDS data sets. Default: TFDS' own, ~/tensorflow_datasets."
+    ),
+    Flag(
+        "eval_split",
+        "string",
+        "Split to evaluate on, in TFDS' notation. Default: test or, without that, validation.",
+    ),
+)
+
+TRAIN_FLAGS: FlagGroups = {
+    "Run": (
+        Flag(
+            "run_dir",
+            "string",
+            "Folder of the run. A rerun of the same command continues it. "
+            "Default: runs/<recipe>_<dataset>.",
+        ),
+        Flag("overwrite", "boolean", "Delete the run that is in run_dir and start anew.", False),
+        Flag("seed", "integer", "Seed of weights, order, augmentation and dropout.", 0),
+        Flag("checkpoint_every", "integer", "Steps from one checkpoint to the next.", 1000),
+        Flag(
+            "evaluate_every", "integer", "Steps from one evaluation to the next. Default: an epoch."
+        ),
+        Flag("log_every", "integer", "Steps from one row of metrics.csv to the next.", 100),
+    ),
+    "Network": (
+        Flag("model", "string", f"Network: {', '.join(RECIPE_OF_MODEL)}. Default: the recipe's."),
+        Flag(
+            "model_args",
+            "list",
+            "Arguments of the network besides those of the recipe, name=value,name=value; for "
+            "example width_multiplier=0.25,stem=small. Images of up to "
+            f"{SMALL_IMAGE} pixels a side get the small stem unless `stem` is given.",
+        ),
+        Flag("precision", "string", f"Type policy: {', '.join(PRECISIONS)}.", "float32"),
+    ),
+    "Data": (
+        *DATA_FLAGS,
+        Flag("train_split", "string", "Split to train on, in TFDS' notation.", "train"),
+        Flag(
+            "image_size",
+            "integer",
+            "Height and width of the network's input, in pixels. Default: the data set's own if "
+            "its images have one, else the recipe's; 32 for digits.",
+        ),
+        Flag(
+            "batch_size", "integer", "Examples in a batch, over all devices. Default: the recipe's."
+        ),
+        Flag(
+            "augmentation",
+            "string",
+            "Random changes of the training images: crop (8% to 100% of the area, aspect ratio 3/4 "
+            "to 4/3, mirrored), shift (up to 1/8 of the side, mirrored) or none. Default: none for "
+            "characters, else shift for small images and crop for others.",
+        ),
+        Flag(
+            "photometric",
+            "float",
+            "Brightness, contrast and colour are multiplied by a random factor in 1 +- this, where "
+            "there is augmentation. Default: the recipe's.",
+        ),
+    ),
+    "Optimization": (
+        Flag("recipe", "string", f"Recipe: {', '.join(RECIPES)}. Default: the model's."),
+        Flag("steps", "integer", "Steps in all; one step is one batch. Default: the recipe's."),
+        Flag("learning_rate", "float", "Learning rate of the first step. Default: the recipe's."),
+        Flag("momentum", "float", "Momentum of SGD, in [0, 1). Default: the recipe's."),
+        Flag(
+            "weight_decay",
+            "float",
+            "L2 weight: each kernel adds half of it times its squared norm to the loss. "
+            "Default: the recipe's.",
+        ),
+        Flag(
+            "decay_rate",
+            "float",
+            "Factor of the learning rate over each decay_epochs, in (0, 1]. Default: the recipe's.",
+        ),
+        Flag("decay_epochs", "float", "Epochs between two such factors. Default: the recipe's."),
+        Flag(
+            "population_batches",
+            "integer",
+            "Training batches that BN's final statistics are taken from (Algorithm 2); 0 keeps the "
+            "moving averages.",
+            100,
+        ),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One value for each flag that decides what a run computes; None: see the flag's help."""
+
+    recipe: str
+    model: str
+    model_args: Mapping[str, Any]
+    precision: str
+    dataset: str
+    data_dir: str | None
+    train_split: str
+    eval_split: str | None
+    image_size: int | None
+    batch_size: int
+    augmentation: str | None
+    photometric: float
+    steps: int
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    decay_rate: float
+    decay_epochs: float
+    population_batches: int
+    seed: int
+    checkpoint_every: int
+    evaluate_every: int | None
+    log_every: int
+
+    def differences(self, other: Mapping[str, Any]) -> list[str]:
+        """The flags in which `other`, read from config.json, is different."""
+        mine = json.loads(json.dumps(dataclasses.asdict(self)))
+        return [
+            f"--{name} (there {other.get(name)}, now {mine.get(name)})"
+            for name in sorted(mine.keys() | other.keys())
+            if mine.get(name) != other.get(name)
+        ]
+
+
+# The rule of each flag that has one, and when it holds; None, "the default", always passes.
+_WHOLE = "a whole number of at least {}"
+_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "seed": (_WHOLE.format(0), lambda value: value >= 0),
+    "checkpoint_every": (_WHOLE.format(1), lambda value: value >= 1),
+    "evaluate_every": (_WHOLE.format(1), lambda value: value >= 1),
+    "log_every": (_WHOLE.format(1), lambda value: value >= 1),
+    "image_size": (_WHOLE.format(1), lambda value: value >= 1),
+    "batch_size": (_WHOLE.format(1), lambda value: value >= 1),
+    "steps": (_WHOLE.format(1), lambda value: value >= 1),
+    "population_batches": (_WHOLE.format(0), lambda value: value >= 0),
+    "learning_rate": ("a positive number", lambda value: 0 < value < math.inf),
+    "momentum": ("a number in [0, 1)", lambda value: 0 <= value < 1),
+    "weight_decay": ("a number of at least 0", lambda value: 0 <= value < math.inf),
+    "decay_rate": ("a number in (0, 1]", lambda value: 0 < value <= 1),
+    "decay_epochs": ("a positive number", lambda value: 0 < value < math.inf),
+    "photometric": ("a number in [0, 1)", lambda value: 0 <= value < 1),
+    "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
+    "augmentation": (f"one of {', '.join(AUGMENTATIONS)}", AUGMENTATIONS.__contains__),
+}
+
+
+def resolve(given: Mapping[str, Any]) -> Settings:
+    """The settings that flags mean, all of them checked before anything is built.
+
+    Args:
+        given: the value of each flag of `TRAIN_FLAGS`; None where it was not given.
+
+    Raises:
+        BadFlags: with one line for each flag that is wrong.
+    """
+    problems = [
+        f"--{name} must be {rule}. Received: --{name}={given[name]}"
+        for name, (rule, holds) in _RULES.items()
+        if given[name] is not None and not holds(given[name])
+    ]
+    recipe = _recipe(given, problems)
+    check_dataset_name(given["dataset"], problems)
+    arguments = _model_arguments(given["model_args"] or (), problems)
+    if recipe is not None:
+        model = given["model"] or recipe.model
+        # A recipe's arguments are meant for its own network.
+        if model == recipe.model:
+            arguments = {**recipe.model_arguments, **arguments}
+        if arguments:
+            _check_model_arguments(model, arguments, problems)
+    if problems or recipe is None:
+        raise BadFlags(*problems)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(Settings):
+        value = given[field.name]
+        values[field.name] = getattr(recipe, field.name, None) if value is None else value
+    # An image size of None asks for the data set's own; only then the recipe's.
+    return Settings(
+        **{
+            **values,
+            "recipe": recipe.name,
+            "model_args": arguments,
+            "image_size": given["image_size"],
+        }
+    )
+
+
+def check_dataset_name(name: str | None, problems: list[str]) -> None:
+    """Adds a line to `problems` if `name` cannot be that of a data set."""
+    if name is None or name == DIGITS or _TFDS_NAME.fullmatch(name):
+        return
+    if name.startswith(FOLDER) and len(name) > len(FOLDER):
+        return
+    problems.append(
+        f"--dataset must be {DIGITS}, the name of a TFDS data set or {FOLDER}PATH. "
+        f"Received: --dataset={name}"
+    )
+
+
+def unknown(flag: str, value: str, allowed: Sequence[str]) -> str:
+    """The line that says that `value` is none of `allowed`."""
+    choices = ", ".join(allowed)
+    hint = did_you_mean(value, allowed)
+    return f"--{flag} must be one of {choices}. Received: --{flag}={value}.{hint}"
+
+
+def did_you_mean(value: str, allowed: Sequence[str]) -> str:
+    """What may have been meant by `value`, as a sentence after a space; "" if nothing is near."""
+    close = difflib.get_close_matches(value, allowed, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def _recipe(given: Mapping[str, Any], problems: list[str]) -> Recipe | None:
+    name, model = given["recipe"], given["model"]
+    if name is None and model is None:
+        problems.append(
+            f"one of --recipe ({', '.join(RECIPES)}) and --model ({', '.join(RECIPE_OF_MODEL)}) "
+            "must be given"
+        )
+    if model is not None and model not in RECIPE_OF_MODEL:
+        problems.append(unknown("model", model, tuple(RECIPE_OF_MODEL)))
+    if name is not None and name not in RECIPES:
+        problems.append(unknown("recipe", name, tuple(RECIPES)))
+    return RECIPES.get(name or RECIPE_OF_MODEL.get(model, ""))
+
+
+def _model_arguments(pairs: Sequence[str], problems: list[str]) -> dict[str, Any]:
+    """name=value pairs as a dict; a value that is no Python literal is a string."""
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip().isidentifier():
+            problems.append(f"--model_args must be name=value,name=value. Received: {pair}")
+            continue
+        try:
+            value = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            value = text.strip()
+        arguments[name.strip()] = value
+    return arguments
+
+
+def _check_model_arguments(model: str, arguments: Mapping[str, Any], problems: list[str]) -> None:
+    if model not in RECIPE_OF_MODEL:
+        return
+    allowed = model_keywords(model)
+    for name in arguments:
+        if name not in allowed:
+            problems.append(
+                f"--model_args must name arguments of {model}: {', '.join(allowed)}. "
+                f"Received: {name}"
+            )
+
+
+def model_keywords(model: str) -> list[str]:
+    """The keyword-only arguments of a function of bnzoo.models: what its network varies."""
+    # Imported here: TensorFlow takes seconds, and most mistakes can be told without it.
+    from bnzoo import models
+
+    parameters = inspect.signature(getattr(models, model)).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -1,0 +1,140 @@
+"""A TFDS data set as a source of images, read so that any epoch can be entered anywhere."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from bnzoo.preprocessing import Preprocessing
+
+from .command_line import BadFlags, RunFailed
+from .settings import did_you_mean
+from .sources import Source, Split
+
+# Examples are shuffled in a window of this many bytes: small sets as a whole, and about 4,700
+# encoded images of ImageNet, whose files are put into a new order in each epoch too.
+SHUFFLE_BYTES = 512 * 2**20
+# Files that are read at a time, one example from each in turn.
+INTERLEAVED_FILES = 16
+
+
+def open_tfds(name: str, data_dir: str | None) -> Source:
+    """Opens a TFDS data set, downloading it if it is not there.
+
+    TFDS' own shuffling cannot be entered in the middle of its tenth epoch without reading nine, so
+    its files are read here.
+
+    Raises:
+        BadFlags: there is no such data set, or it is none of labelled images.
+        RunFailed: it is neither present nor can it be downloaded.
+    """
+    builder = _builder(name, data_dir)
+    info = builder.info
+    image_key, label_key = _image_and_label(name, info)
+    features = info.features
+    height, width, channels = features[image_key].shape
+    examples = sum(split.num_examples for split in info.splits.values())
+    window = math.ceil(SHUFFLE_BYTES * examples / max(info.dataset_size, 1))
+
+    def read(record: tf.Tensor, preprocessing: Preprocessing) -> tuple[tf.Tensor, tf.Tensor]:
+        # The image is left encoded, so that one decoder serves all sources and the served model.
+        example = features.deserialize_example(
+            record, decoders={image_key: tfds.decode.SkipDecoding()}
+        )
+        return preprocessing.decode(example[image_key]), example[label_key]
+
+    def open_split(split: str) -> Split:
+        try:
+            chosen = info.splits[split]
+            parts = chosen.file_instructions
+        except ValueError as error:
+            raise BadFlags(
+                f"the split must be one of {', '.join(info.splits)}, or a part of one such as "
+                f"train[:90%]. Received: {split}"
+            ) from error
+        files = (
+            tf.constant([str(part.filename) for part in parts]),
+            tf.constant([part.skip for part in parts], tf.int64),
+            tf.constant([part.take for part in parts], tf.int64),
+        )
+
+        def shuffled(seed: tf.Tensor) -> tf.data.Dataset:
+            order = tf.random.experimental.stateless_shuffle(
+                tf.range(len(parts)), seed=tf.stack([seed, 0])
+            )
+            columns = tuple(tf.gather(column, order) for column in files)
+            records = tf.data.Dataset.from_tensor_slices(columns).interleave(
+                _records, cycle_length=INTERLEAVED_FILES, num_parallel_calls=tf.data.AUTOTUNE
+            )
+            return records.shuffle(min(window, chosen.num_examples), seed=seed)
+
+        def ordered() -> tf.data.Dataset:
+            return tf.data.Dataset.from_tensor_slices(files).flat_map(_records)
+
+        return Split(chosen.num_examples, shuffled, ordered, read)
+
+    return Source(
+        labels=tuple(features[label_key].names),
+        channels=1 if channels == 1 else 3,
+        image_size=(height, width) if height and width else None,
+        open_split=open_split,
+        split_names=tuple(info.splits),
+    )
+
+
+def _records(file: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> tf.data.Dataset:
+    return tf.data.TFRecordDataset(file).skip(skip).take(take)
+
+
+def _builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
+    """The builder of a data set that is on disk, after a download if need be."""
+    try:
+        builder = tfds.builder(name, data_dir=data_dir and os.path.expanduser(data_dir))
+    except tfds.core.DatasetNotFoundError as error:
+        raise BadFlags(
+            "--dataset must be digits, folder:PATH or a data set of TFDS. "
+            f"Received: --dataset={name}.{did_you_mean(name, tfds.list_builders())}"
+        ) from error
+    except (ValueError, AssertionError) as error:  # An unknown configuration or version.
+        raise BadFlags(f"--dataset={name}: {_first_line(error)}") from error
+    if not builder.is_prepared():
+        try:
+            builder.download_and_prepare()
+        except Exception as error:
+            # What can go wrong on the way has no common class: network, disk, missing archives.
+            remedy = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split()) or (
+                f"With a network, `tfds build {name} --data_dir=FOLDER` prepares it; then give "
+                "--data_dir=FOLDER."
+            )
+            raise RunFailed(
+                f"no data set {name} in {builder.data_dir}, and it cannot be downloaded: "
+                f"{_first_line(error)} {remedy}"
+            ) from error
+    if builder.info.file_format != tfds.core.FileFormat.TFRECORD:
+        raise RunFailed(
+            f"the data set in {builder.data_dir} is stored as {builder.info.file_format.value}: "
+            "only tfrecord, TFDS' default, can be read"
+        )
+    return builder
+
+
+def _image_and_label(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
+    """The names of the two features that are trained on."""
+    keys = info.supervised_keys
+    if keys and len(keys) == 2:
+        image, label = keys
+        if isinstance(info.features.get(image), tfds.features.Image) and isinstance(
+            info.features.get(label), tfds.features.ClassLabel
+        ):
+            return image, label
+    raise BadFlags(
+        f"--dataset must be of images that each have one class label. Received: --dataset={name}"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else repr(error)

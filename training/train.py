@@ -1,0 +1,82 @@
+"""bnzoo-train: trains a network of bnzoo.models by a recipe, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from . import run_directory
+from .command_line import BadFlags, run_command
+from .settings import TRAIN_FLAGS, Settings, resolve
+
+PROGRAM = "bnzoo-train"
+USAGE = """bnzoo-train --recipe=NAME | --model=NAME [--dataset=NAME] [flags]
+
+Trains a network; the same command again continues where it was stopped. For example:
+  bnzoo-train --recipe=bn_x5 --dataset=digits --run_dir=runs/digits --steps=500"""
+
+
+def run() -> None:
+    """The command bnzoo-train."""
+    sys.exit(main())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv`, as sys.argv, and returns its exit code."""
+    return run_command(PROGRAM, USAGE, TRAIN_FLAGS, _command, argv)
+
+
+def _command(values: flags.FlagValues, arguments: list[str]) -> None:
+    if arguments:
+        raise BadFlags(f"there are no arguments besides flags. Received: {' '.join(arguments)}")
+    given = values.flag_values_dict()
+    settings = resolve(given)
+    run_dir = given["run_dir"] or os.path.join("runs", default_name(settings))
+    run_directory.check_run_dir(run_dir, settings, given["overwrite"])
+    train(settings, run_dir, given["overwrite"])
+
+
+def default_name(settings: Settings) -> str:
+    """The name of a run's folder if none is given."""
+    kept = (letter if letter.isalnum() or letter in "-_." else "_" for letter in settings.dataset)
+    return f"{settings.recipe}_{''.join(kept)}"
+
+
+def train(settings: Settings, run_dir: str, overwrite: bool = False) -> None:
+    """Trains in `run_dir`, which `run_directory.check_run_dir` has found fit for it.
+
+    Args:
+        settings: those of the run.
+        run_dir: the folder of the run; made if it is not there.
+        overwrite: whether a run that is there is deleted first.
+    """
+    # Imported here, as TensorFlow takes seconds and mistakes in the flags are told without it.
+    from . import data, loop
+
+    if os.path.exists(os.path.join(run_dir, run_directory.MODEL)) and not overwrite:
+        print(f"{run_dir} is finished: --overwrite trains it anew")
+        return
+    inputs = data.open_inputs(settings)
+    model = loop.build_model(settings, inputs)
+    if overwrite and os.path.isdir(run_dir):
+        run_directory.clear(run_dir)
+    os.makedirs(run_dir, exist_ok=True)
+    loop.write_description(run_dir, settings, inputs)
+    print(
+        f"{settings.model} by recipe {settings.recipe} on {settings.dataset}: "
+        f"{inputs.train.examples} training and {inputs.evaluation.examples} held-out examples, "
+        f"{model.count_params()} parameters; writing to {run_dir}",
+        flush=True,
+    )
+    result = loop.train(settings, inputs, model, run_dir)
+    print(
+        f"{run_dir}: held-out accuracy {result.accuracy:.4f}, top-5 {result.top5_accuracy:.4f}, "
+        f"loss {result.loss:.4f} over {result.examples} examples"
+    )
+
+
+if __name__ == "__main__":
+    run()
