@@ -47,9 +47,9 @@ class LocalResponseNormalization(keras.layers.Layer):
 
     Example:
         >>> import bnzoo, numpy as np
-        >>> layer = bnzoo.layers.LocalResponseNormalization(depth_radius=1, alpha=1.0, beta=1.0)
-        >>> layer(np.array([[1.0, 1.0, 2.0, 0.0]])).numpy().round(4).tolist()
-        [[0.3333, 0.1429, 0.3333, 0.0]]
+        >>> layer = bnzoo.layers.LocalResponseNormalization(1, bias=2.0, alpha=1.0, beta=1.0)
+        >>> layer(np.array([[1.0, 1.0, 2.0, 1.0, 1.0]])).numpy().tolist()
+        [[0.25, 0.125, 0.25, 0.125, 0.25]]
     """
 
     def __init__(

@@ -58,8 +58,8 @@ class PReLU(keras.layers.Layer):
         >>> layer = bnzoo.layers.PReLU()
         >>> layer(np.array([[-4.0, 8.0]])).numpy().tolist()
         [[-1.0, 8.0]]
-        >>> layer.alpha.shape
-        (2,)
+        >>> layer.count_params()
+        2
     """
 
     def __init__(

@@ -1,0 +1,189 @@
+"""Spatial pyramid pooling: a vector of one length from maps of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def bin_edges(size: Any, bins: int) -> list[tuple[Any, Any]]:
+    """First and last-plus-one place of each of `bins` bins of a side; `size` is a number or tensor.
+
+    Bin i spans floor(i size / bins) to ceil((i + 1) size / bins): every place is in a bin, and
+    neighbours overlap by one place where `bins` does not divide `size`.
+    """
+    return [(i * size // bins, -(-(i + 1) * size // bins)) for i in range(bins)]
+
+
+class _Pyramid(keras.layers.Layer):
+    """What the two layers below share: the bins, the format, the length of the vector."""
+
+    def __init__(
+        self, bins: Sequence[int] = (7, 3, 2, 1), data_format: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.bins = tuple(bins)
+        if not self.bins or not all(isinstance(n, int) and n > 0 for n in self.bins):
+            raise ValueError(
+                "`bins` must be a sequence of at least one whole number >= 1, the bins of a side "
+                f"in each level. Received: bins={bins}"
+            )
+        if data_format not in (None, "channels_last", "channels_first"):
+            raise ValueError(
+                "`data_format` must be None, 'channels_last' or 'channels_first'. "
+                f"Received: data_format={data_format!r}"
+            )
+        self.data_format = data_format or keras.config.image_data_format()
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        if len(input_shape) != 4 or self._channels(input_shape) is None:
+            raise ValueError(
+                "Spatial pyramid pooling needs an input of rank 4 whose number of channels is "
+                f"known. Received: input_shape={tuple(input_shape)}"
+            )
+        axis = 3 if self.data_format == "channels_last" else 1
+        self.input_spec = keras.layers.InputSpec(ndim=4, axes={axis: self._channels(input_shape)})
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        channels = self._channels(input_shape)
+        features = None if channels is None else channels * sum(n * n for n in self.bins)
+        return (self._rows(input_shape), features)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "bins": self.bins, "data_format": self.data_format}
+
+    def _rows(self, input_shape: Sequence[int | None]) -> int | None:
+        return input_shape[0]
+
+    def _channels(self, input_shape: Sequence[int | None]) -> int | None:
+        return input_shape[3 if self.data_format == "channels_last" else 1]
+
+    def _channels_last(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The vector runs over channels fastest in both formats, so that weights fit both."""
+        if self.data_format == "channels_last":
+            return inputs
+        return tf.transpose(inputs, [0, 2, 3, 1])
+
+
+@keras.saving.register_keras_serializable(package="bnzoo")
+class SpatialPyramidPooling(_Pyramid):
+    """Max pooling over the bins of a pyramid of grids (He et al. 2014, SPP-net).
+
+    Each level divides the map into n x n bins and takes the maximum of each channel in each bin,
+    whatever the size of the map. Bin i of a side of a places spans floor(i a / n) to
+    ceil((i + 1) a / n). For the maps of 13x13 of SPP-net and of 18x18 of He et al. 2015 these are
+    the windows of ceil(a / n) with a stride of floor(a / n) that the former names; where the two
+    differ, as for 3 bins of 14 places, windows with a stride leave the last place out.
+
+    Args:
+        bins: n of each level: (7, 3, 2, 1) makes 63 bins, (6, 3, 2, 1) makes 50.
+        data_format: "channels_last" for [N, height, width, C], "channels_first" for
+            [N, C, height, width], None for Keras' setting.
+        **kwargs: `name`, `dtype` and so on, of `keras.layers.Layer`.
+
+    Returns:
+        [N, C times the number of bins]: level by level, each level row by row, channels fastest.
+
+    Raises:
+        ValueError: for `bins` that are no numbers of bins; when built, for an input of another rank
+            or with an unknown number of channels.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = SpatialPyramidPooling(bins=(2, 1))
+        >>> layer(np.arange(9.0).reshape(1, 3, 3, 1)).numpy().tolist()
+        [[4.0, 5.0, 7.0, 8.0, 8.0]]
+    """
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        maps = self._channels_last(inputs)
+        height = maps.shape[1] if maps.shape[1] is not None else tf.shape(maps)[1]
+        width = maps.shape[2] if maps.shape[2] is not None else tf.shape(maps)[2]
+        levels = []
+        for n in self.bins:
+            for top, bottom in bin_edges(height, n):
+                row = tf.reduce_max(maps[:, top:bottom], axis=1)
+                levels += [
+                    tf.reduce_max(row[:, left:right], axis=1) for left, right in bin_edges(width, n)
+                ]
+        return tf.concat(levels, axis=1)
+
+
+@keras.saving.register_keras_serializable(package="bnzoo")
+class SlidingSpatialPyramidPooling(_Pyramid):
+    """Spatial pyramid pooling of every window of a map: one row for each window.
+
+    He et al. 2015 test this way ("multi-view testing on feature maps"): the convolutions run once
+    over a large image, and every window of the last map that has the size of training goes through
+    the pyramid and the fully connected layers. Row n H' W' + i W' + j is what
+    `SpatialPyramidPooling` gives for the window with its corner at (i, j) in map n.
+
+    Args:
+        window: (height, width) of the window, in places of the map.
+        bins: as of `SpatialPyramidPooling`.
+        data_format: as of `SpatialPyramidPooling`.
+        **kwargs: `name`, `dtype` and so on, of `keras.layers.Layer`.
+
+    Returns:
+        [N H' W', C times the number of bins], with H' = height - window height + 1 and W' likewise.
+
+    Raises:
+        ValueError: for `bins` or a `window` that are no whole numbers; when built, also for a map
+            smaller than the window.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = SlidingSpatialPyramidPooling(window=(3, 3), bins=(1,))
+        >>> layer(np.arange(12.0).reshape(1, 3, 4, 1)).numpy().tolist()
+        [[10.0], [11.0]]
+    """
+
+    def __init__(
+        self,
+        window: Sequence[int],
+        bins: Sequence[int] = (7, 3, 2, 1),
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bins, data_format, **kwargs)
+        self.window = tuple(window)
+        if len(self.window) != 2 or not all(isinstance(n, int) and n > 0 for n in self.window):
+            raise ValueError(
+                "`window` must be two whole numbers >= 1, its height and width. "
+                f"Received: window={window}"
+            )
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        super().build(input_shape)
+        first = 1 if self.data_format == "channels_last" else 2
+        sides = input_shape[first : first + 2]
+        if any(a is not None and a < w for a, w in zip(sides, self.window, strict=True)):
+            raise ValueError(
+                f"A map must be at least as large as `window`, {self.window}. "
+                f"Received: input_shape={tuple(input_shape)}"
+            )
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        maps = self._channels_last(inputs)
+        rows = tf.shape(maps)[1] - self.window[0] + 1
+        columns = tf.shape(maps)[2] - self.window[1] + 1
+        levels = []
+        for n in self.bins:
+            for top, bottom in bin_edges(self.window[0], n):
+                # The bin of every window at once: its maximum, found at the place it begins.
+                strips = tf.nn.max_pool2d(maps, [bottom - top, 1], 1, "VALID")
+                strips = strips[:, top : top + rows]
+                for left, right in bin_edges(self.window[1], n):
+                    pooled = tf.nn.max_pool2d(strips, [1, right - left], 1, "VALID")
+                    levels.append(pooled[:, :, left : left + columns])
+        features = tf.concat(levels, axis=3)
+        return tf.reshape(features, [-1, features.shape[3]])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "window": self.window}
+
+    def _rows(self, input_shape: Sequence[int | None]) -> None:
+        """A multiple of the batch, which functional models take for unknown."""
