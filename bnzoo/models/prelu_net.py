@@ -35,6 +35,55 @@ INITIALIZATIONS = {
 }
 
 
+_DOCUMENTATION = """{summary}
+
+conv1 7x7 of stride 2, stages of small convolutions with max pools between them, a spatial
+pyramid, and three fully connected layers; a rectifier after every layer but the last. Layers
+are called as in the paper (`conv2_1`, `fc1`), with `_prelu` or `_relu` for what follows.
+
+Args:
+    include_top: whether to end with the pyramid, the fully connected layers and the classifier.
+    weights: None for random weights, or the path of a Keras file (.weights.h5 or .keras) of
+        this network.
+    input_tensor: a Keras tensor to start from instead of a new input.
+    input_shape: (height, width, channels) in pixels, or (channels, height, width) for
+        channels_first, of at least {minimal_size} pixels a side; any number of channels. The
+        pyramid fits every size, so that height and width may be None and the weights stay the
+        same. Default: (224, 224, 3), and (None, None, 3) without the top.
+    pooling: without the top: None for the last map, "avg" or "max" for its mean or maximum over
+        positions.
+    classes: number of classes.
+    classifier_activation: activation of the top; None gives logits.
+    name: name of the model.
+    activation: "prelu", one slope for each channel; "prelu_shared", one for each layer; "relu".
+    initialization: of the convolutions, untruncated Gaussians. "he_backward", Eq. 14 and 15,
+        keeps the variance of the gradients and is what the paper trained with; "he_forward",
+        Eq. 10 and 15, keeps that of the responses; "xavier" is the former without the factor of
+        2 / (1 + a^2) for the rectifier, which the paper compares with.
+    dropout: probability that an output of the first two fully connected layers is dropped.
+    fc_stddev: standard deviations of the initial weights of the three fully connected layers.
+        The paper's are small to absorb the range of its images, -128 to 128; None is the rule
+        of `initialization`, for images of about unit variance.
+    width_multiplier: factor of all channel counts but `classes`.
+    data_format: "channels_last" or "channels_first" (on CPU, TensorFlow runs only the first);
+        None is Keras' setting.
+
+Returns:
+    A functional `keras.Model` from images [N, height, width, channels] to class probabilities
+    [N, classes].
+
+Raises:
+    ValueError: for an argument outside its range; the message has the value and what is
+        allowed.
+
+Example:
+
+>>> model = {name}(input_shape=(64, 64, 3), classes=10, width_multiplier=0.0625)
+>>> model.output.shape
+(None, 10)
+"""
+
+
 def _prelu_net(
     table: str,
     include_top: bool = True,
@@ -53,53 +102,7 @@ def _prelu_net(
     width_multiplier: float = 1.0,
     data_format: str | None = None,
 ) -> keras.Model:
-    """{summary}
-
-    conv1 7x7 of stride 2, stages of small convolutions with max pools between them, a spatial
-    pyramid, and three fully connected layers; a rectifier after every layer but the last. Layers
-    are called as in the paper (`conv2_1`, `fc1`), with `_prelu` or `_relu` for what follows.
-
-    Args:
-        include_top: whether to end with the pyramid, the fully connected layers and the classifier.
-        weights: None for random weights, or the path of a Keras file (.weights.h5 or .keras) of
-            this network.
-        input_tensor: a Keras tensor to start from instead of a new input.
-        input_shape: (height, width, channels) in pixels, or (channels, height, width) for
-            channels_first, of at least {minimal_size} pixels a side; any number of channels. The
-            pyramid fits every size, so that height and width may be None and the weights stay the
-            same. Default: (224, 224, 3), and (None, None, 3) without the top.
-        pooling: without the top: None for the last map, "avg" or "max" for its mean or maximum over
-            positions.
-        classes: number of classes.
-        classifier_activation: activation of the top; None gives logits.
-        name: name of the model.
-        activation: "prelu", one slope for each channel; "prelu_shared", one for each layer; "relu".
-        initialization: of the convolutions, untruncated Gaussians. "he_backward", Eq. 14 and 15,
-            keeps the variance of the gradients and is what the paper trained with; "he_forward",
-            Eq. 10 and 15, keeps that of the responses; "xavier" is the former without the factor of
-            2 / (1 + a^2) for the rectifier, which the paper compares with.
-        dropout: probability that an output of the first two fully connected layers is dropped.
-        fc_stddev: standard deviations of the initial weights of the three fully connected layers.
-            The paper's are small to absorb the range of its images, -128 to 128; None is the rule
-            of `initialization`, for images of about unit variance.
-        width_multiplier: factor of all channel counts but `classes`.
-        data_format: "channels_last" or "channels_first" (on CPU, TensorFlow runs only the first);
-            None is Keras' setting.
-
-    Returns:
-        A functional `keras.Model` from images [N, height, width, channels] to class probabilities
-        [N, classes].
-
-    Raises:
-        ValueError: for an argument outside its range; the message has the value and what is
-            allowed.
-
-    Example:
-
-    >>> model = {name}(input_shape=(64, 64, 3), classes=10, width_multiplier=0.0625)
-    >>> model.output.shape
-    (None, 10)
-    """
+    """The network of the row `table`; the arguments are documented in `_DOCUMENTATION`."""
     check_choice("activation", activation, ("prelu", "prelu_shared", "relu"))
     check_choice("initialization", initialization, tuple(INITIALIZATIONS))
     check_choice("pooling", pooling, (None, "avg", "max"))
@@ -217,7 +220,8 @@ class _Blocks:
                 # Even kernels keep the size of a map, and its centre, two by two: one enlarges the
                 # map by a place, the next takes it away.
                 padding = "same" if stage.size % 2 else 1 - number % 2
-                x = self.conv(x, f"conv{index}_{number + 1}", *stage[:0:-1], padding=padding)
+                name = f"conv{index}_{number + 1}"
+                x = self.conv(x, name, stage.filters, stage.size, padding=padding)
         return x
 
     def dense(self, x: Any, name: str, stddev: float | None) -> Any:
@@ -247,7 +251,7 @@ def _function(table: str, summary: str) -> Callable[..., keras.Model]:
     build.__name__ = build.__qualname__ = name
     build.__module__ = __name__
     build.__signature__ = signature  # type: ignore[attr-defined]
-    build.__doc__ = inspect.getdoc(_prelu_net).format(  # type: ignore[union-attr]
+    build.__doc__ = _DOCUMENTATION.format(
         summary=summary, minimal_size=TABLES[table].minimal_image_size(), name=name
     )
     return build
