@@ -190,6 +190,9 @@ def _read_graph(model: keras.Model) -> Graph:
 
     def record(operation: keras.Operation, *args: Any, **kwargs: Any) -> Any:
         result = _Recorded(operation)(*args, **kwargs)
+        # Keras notes a mask of None also for calls that were made without a mask.
+        unmasked = [name for name in kwargs if name.endswith("mask") and kwargs[name] is None]
+        kwargs = {name: kwargs[name] for name in kwargs if name not in unmasked}
         recorded.append((operation, args, kwargs, result))
         return result
 
@@ -318,7 +321,12 @@ class _Builder:
             if operation is None:
                 result = tensors[id(call.input)]
             else:
-                result = operation(*fill_in(call.args), **fill_in(call.kwargs))
+                kwargs = fill_in(call.kwargs)
+                if type(operation) is not type(call.operation):
+                    # Another class need not know `training`, say.
+                    known = inspect.signature(operation.call).parameters
+                    kwargs = {name: kwargs[name] for name in kwargs if name in known}
+                result = operation(*fill_in(call.args), **kwargs)
             old, new = keras.tree.flatten(call.outputs), keras.tree.flatten(result)
             tensors.update(zip(map(id, old), new, strict=True))
         return _class_of(graph.model, keras.Model, ["inputs", "outputs"])(

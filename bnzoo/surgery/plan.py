@@ -1,0 +1,277 @@
+"""Decides for each Batch Normalization of a model which layers can take it in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bnzoo.layers import BatchNormalization
+
+from .absorbers import ABSORBERS
+from .affine import Affine, NotFoldable, Weights, batch_norm_affine
+from .graph import Call, Graph, hidden_layers, layers_in, unwrap
+from .passing import CROSSINGS
+from .report import BatchNormFate
+
+# By exact class: one derived from these may compute something else.
+FOLDABLE = (keras.layers.BatchNormalization, BatchNormalization)
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """A layer that is to take in an affine map, at one of its calls."""
+
+    call: Call
+    affine: Affine
+
+
+class Plan:
+    """What is to become of the layers of a model.
+
+    Attributes:
+        weights: By the id of a layer that takes something in: its new weights, in float64.
+        affines: By the id of a BatchNormalization that becomes a ChannelAffine: its map.
+        folded: The ids of the BatchNormalization layers that go.
+        fates: What to report, by the id of the layer, in the order of the model.
+    """
+
+    def __init__(self, graphs: list[Graph]) -> None:
+        self.weights: dict[int, Weights] = {}
+        self.affines: dict[int, Affine] = {}
+        self.folded: set[int] = set()
+        self.fates: dict[int, BatchNormFate] = {}
+        self._calls: dict[int, list[Call]] = defaultdict(list)
+        self._unseen: set[int] = set()
+        for graph in graphs:
+            for call in graph.calls:
+                layer = unwrap(call.operation)
+                self._calls[id(layer)].append(call)
+                # Of a wrapped or hidden layer, the tensors that it gets are not in a graph.
+                self._unseen |= {id(hidden) for hidden in hidden_layers(layer)}
+                if layer is not call.operation:
+                    self._unseen.add(id(layer))
+        self._decide(list(layers_in(graphs)))
+
+    def input_rank(self, layer: keras.Layer) -> int:
+        """The rank of what the layer is called on, with the batch."""
+        return len(self._calls[id(layer)][0].input.shape)
+
+    def _decide(self, layers: list[tuple[keras.Layer, str]]) -> None:
+        waiting: list[tuple[keras.Layer, str]] = []
+        for layer, path in layers:
+            for hidden in hidden_layers(layer):
+                if isinstance(hidden, keras.layers.BatchNormalization):
+                    reason = f"it is inside '{layer.name}' ({type(layer).__name__})"
+                    self._note(hidden, f"{path}/{hidden.name}", "kept", reason)
+            if isinstance(layer, keras.layers.BatchNormalization):
+                reason = self._why_not_affine(layer)
+                if reason:
+                    self._note(layer, path, "kept", reason)
+                else:
+                    self._note(layer, path, "affine", "")
+                    self.affines[id(layer)] = batch_norm_affine(layer, self._rank_inside(layer))
+                    waiting.append((layer, path))
+        # Backward first: it leaves the fewest operations where both ways are open.
+        reasons: dict[int, list[str]] = defaultdict(list)
+        for direction in (_Backward, _Forward):
+            for layer, path in waiting:
+                if id(layer) in self.folded:
+                    continue
+                try:
+                    self._fold(layer, path, direction)
+                except NotFoldable as error:
+                    reasons[id(layer)].append(f"{direction.name}: {error}")
+        for layer, path in waiting:
+            if id(layer) in self.affines:
+                self._note(layer, path, "affine", "; ".join(reasons[id(layer)]))
+
+    def _note(self, layer: keras.Layer, path: str, outcome: Any, reason: str) -> None:
+        self.fates[id(layer)] = BatchNormFate(path, outcome, reason=reason)
+
+    def _rank_inside(self, layer: keras.Layer) -> int:
+        """The rank of what the layer gets, also where a wrapper takes an axis away."""
+        return layer.input_spec.ndim
+
+    def _why_not_affine(self, layer: keras.Layer) -> str:
+        if type(layer) not in FOLDABLE:
+            return f"its class {type(layer).__name__} may compute something else"
+        calls = self._calls[id(layer)]
+        if any(call.trains for call in calls):
+            return "it is called with training=True"
+        if any(len(call.inputs) > 1 for call in calls):
+            return "it is called with a mask"
+        if not all(tf.as_dtype(call.input.dtype).is_floating for call in calls):
+            return "its inputs are integers"
+        try:
+            affine = batch_norm_affine(layer, self._rank_inside(layer))
+            _require_range(layer, affine.scale, affine.offset)
+        except NotFoldable as error:
+            return str(error)
+        return ""
+
+    def _fold(self, layer: keras.Layer, path: str, direction: type[_Direction]) -> None:
+        """Folds the layer into those that the direction leads to; else raises NotFoldable."""
+        if id(layer) in self._unseen:
+            raise NotFoldable("it is called inside another layer")
+        affine = self.affines[id(layer)]
+        by_layer: dict[int, list[_Placement]] = defaultdict(list)
+        for call in self._calls[id(layer)]:
+            if call.input.dtype != call.output.dtype:
+                raise NotFoldable(f"it makes {call.output.dtype} of {call.input.dtype}")
+            for placement in direction(self, call.graph).placements(call, affine):
+                by_layer[id(placement.call.operation)].append(placement)
+        # All or none: what is computed here is stored only when every layer has agreed.
+        weights: dict[int, Weights] = {}
+        affines: dict[int, Affine] = {}
+        for key, placements in by_layer.items():
+            target = placements[0].call.operation
+            self._require_all_calls(target, placements)
+            if key in self.affines:
+                affines[key] = self._merge(target, placements[0].affine, direction)
+            else:
+                weights[key] = self._absorb(target, placements[0].affine, direction)
+        self.weights.update(weights)
+        self.affines.update(affines)
+        del self.affines[id(layer)]
+        self.folded.add(id(layer))
+        into = tuple(placements[0].call.operation.name for placements in by_layer.values())
+        self.fates[id(layer)] = BatchNormFate(path, "folded", into)
+
+    def _require_all_calls(self, target: keras.Layer, placements: list[_Placement]) -> None:
+        called = {id(call) for call in self._calls[id(target)]}
+        if id(target) in self._unseen or called != {id(p.call) for p in placements}:
+            raise NotFoldable(f"'{target.name}' is called elsewhere too")
+        first = placements[0].affine
+        for other in placements[1:]:
+            same = first.scale.shape == other.affine.scale.shape and np.array_equal(
+                [first.scale, first.offset], [other.affine.scale, other.affine.offset]
+            )
+            if not same:
+                raise NotFoldable(f"the calls of '{target.name}' would need different weights")
+
+    def _absorb(self, target: keras.Layer, affine: Affine, direction: type[_Direction]) -> Weights:
+        if target.quantization_mode is not None or getattr(target, "lora_enabled", False):
+            raise NotFoldable(f"'{target.name}' is quantized or has LoRA weights")
+        absorber, rank = ABSORBERS[type(target)], self.input_rank(target)
+        old = self.weights.get(id(target)) or absorber.load(target, rank)
+        if direction is _Backward:
+            if target.activation is not keras.activations.linear:
+                raise NotFoldable(f"'{target.name}' has a nonlinear activation")
+            new = absorber.absorb_output(target, old, affine, rank)
+        else:
+            new = absorber.absorb_input(target, old, affine, rank)
+        absorber.config(target, new, rank)  # Raises if the layer cannot hold the weights.
+        _require_range(target, *new.values())
+        return new
+
+    def _merge(self, target: keras.Layer, affine: Affine, direction: type[_Direction]) -> Affine:
+        old = self.affines[id(target)]
+        new = affine.after(old) if direction is _Backward else old.after(affine)
+        if new.scale.shape != old.scale.shape:
+            raise NotFoldable(f"'{target.name}' has fewer axes")
+        _require_range(target, new.scale, new.offset)
+        return new
+
+    def takes_in(self, layer: keras.Operation) -> bool:
+        """Whether the layer has weights that an affine map may go into."""
+        return type(layer) in ABSORBERS or id(layer) in self.affines
+
+
+def _require_range(layer: keras.Layer, *arrays: np.ndarray) -> None:
+    """Raises NotFoldable for values beyond what the layer computes in (float16 ends at 65504)."""
+    limit = tf.as_dtype(layer.compute_dtype).max
+    if not all(np.abs(array).max() <= limit for array in arrays):
+        raise NotFoldable(f"its values exceed the range of {layer.compute_dtype}")
+
+
+class _Direction:
+    """Looks for the layers that can take an affine map in, from where a map is now."""
+
+    name: str
+
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self._plan = plan
+        self._graph = graph
+
+    def placements(self, call: Call, affine: Affine) -> Iterator[_Placement]:
+        """Where the map of a BatchNormalization can go; raises NotFoldable if nowhere."""
+        raise NotImplementedError
+
+    def _cross(self, call: Call, affine: Affine, side: str) -> Affine:
+        layer = call.operation
+        if type(layer) not in CROSSINGS:
+            raise NotFoldable(f"'{layer.name}' ({type(layer).__name__}) is in the way")
+        if call.trains:
+            raise NotFoldable(f"'{layer.name}' is called with training=True")
+        ahead, behind = call.input.shape[1:], call.output.shape[1:]
+        if side == "forward":
+            return CROSSINGS[type(layer)].forward(layer, affine, ahead, behind)
+        return CROSSINGS[type(layer)].backward(layer, affine, behind, ahead)
+
+
+class _Backward(_Direction):
+    """Into the weights of the layers that the map comes after."""
+
+    name = "backward"
+
+    def placements(self, call: Call, affine: Affine) -> Iterator[_Placement]:
+        yield from self._above(call.input, affine)
+
+    def _above(self, tensor: keras.KerasTensor, affine: Affine) -> Iterator[_Placement]:
+        """Where to go so that the tensor becomes affine(tensor)."""
+        call = self._graph.producer(tensor)
+        if call is None:
+            raise NotFoldable("it follows an input of the model")
+        layer = call.operation
+        if self._graph.is_output(tensor):
+            raise NotFoldable(f"'{layer.name}' is an output of the model")
+        if len(self._graph.consumers(tensor)) > 1:
+            raise NotFoldable(f"the output of '{layer.name}' is used elsewhere too")
+        if id(layer) in self._plan.folded:
+            yield from self._above(call.input, affine)
+        elif self._plan.takes_in(layer):
+            yield _Placement(call, affine)
+        elif type(layer) is keras.layers.Add:
+            if any(summand.shape != tensor.shape for summand in call.inputs):
+                raise NotFoldable(f"'{layer.name}' broadcasts what it adds")
+            yield from self._above(call.inputs[0], affine)
+            scale_only = Affine(affine.scale, np.zeros_like(affine.offset))
+            for summand in call.inputs[1:]:
+                yield from self._above(summand, scale_only)
+        elif type(layer) is keras.layers.Concatenate:
+            axis = layer.axis % len(tensor.shape) - 1
+            start = 0
+            for part in call.inputs:
+                stop = start + part.shape[axis + 1]
+                yield from self._above(part, affine.cut(axis, start, stop))
+                start = stop
+        else:
+            yield from self._above(call.input, self._cross(call, affine, "backward"))
+
+
+class _Forward(_Direction):
+    """Into the weights of the layers that the map comes before."""
+
+    name = "forward"
+
+    def placements(self, call: Call, affine: Affine) -> Iterator[_Placement]:
+        yield from self._below(call.output, affine)
+
+    def _below(self, tensor: keras.KerasTensor, affine: Affine) -> Iterator[_Placement]:
+        """Where to go so that the tensor becomes what it is, if it was affine(tensor)."""
+        if self._graph.is_output(tensor):
+            raise NotFoldable("it is an output of the model")
+        for call in self._graph.consumers(tensor):
+            layer = call.operation
+            if id(layer) in self._plan.folded:
+                yield from self._below(call.output, affine)
+            elif self._plan.takes_in(layer):
+                yield _Placement(call, affine)
+            else:
+                yield from self._below(call.output, self._cross(call, affine, "forward"))
