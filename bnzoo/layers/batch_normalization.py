@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from . import fused
+from .axes import as_axis, resolve_axes
 from .moments import moments
 
 
@@ -143,20 +143,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
             **kwargs,
         )
         # What Keras' own layer has no notion of.
-        self.axis = _as_axis(axis)
+        self.axis = as_axis(axis)
         self.momentum = None if momentum is None else float(momentum)
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Makes the weights: gamma, beta, moving_mean, moving_variance (, batches_seen)."""
-        rank = len(input_shape)
-        self._axes = _resolve_axes(self.axis, rank)
-        self._reduction_axes = [axis for axis in range(rank) if axis not in self._axes]
-        shape = tuple(input_shape[axis] for axis in self._axes)
-        if None in shape:
-            raise ValueError(
-                "`axis` must name axes of known size. Received: "
-                f"axis={self.axis} for inputs of shape {tuple(input_shape)}"
-            )
+        sizes = resolve_axes(self.axis, input_shape)
+        self._axes = list(sizes)
+        self._reduction_axes = [a for a in range(len(input_shape)) if a not in sizes]
+        shape = tuple(sizes.values())
         if self.scale:
             self.gamma = self.add_weight(
                 name="gamma",
@@ -185,9 +180,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             self.batches_seen = self._add_statistic(
                 "batches_seen", (2, *shape), keras.initializers.Zeros()
             )
-        self.input_spec = keras.layers.InputSpec(
-            ndim=rank, axes={axis: input_shape[axis] for axis in self._axes}
-        )
+        self.input_spec = keras.layers.InputSpec(ndim=len(input_shape), axes=sizes)
 
     def _add_statistic(
         self, name: str, shape: tuple[int, ...], initializer: keras.initializers.Initializer
@@ -304,7 +297,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """The shape of the inputs."""
-        _resolve_axes(self.axis, len(input_shape))
+        resolve_axes(self.axis, input_shape)
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
@@ -334,29 +327,3 @@ def _replicas() -> int:
 def _widen(x: tf.Tensor) -> tf.Tensor:
     """Float32, or float64 if it was that: no moments in half precision."""
     return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
-
-
-def _as_axis(axis: Any) -> int | tuple[int, ...]:
-    try:
-        if isinstance(axis, (tuple, list)):
-            return tuple(operator.index(item) for item in axis)
-        return operator.index(axis)
-    except TypeError:
-        raise ValueError(
-            f"`axis` must be an integer or a tuple of integers. Received: axis={axis!r}"
-        ) from None
-
-
-def _resolve_axes(axis: int | tuple[int, ...], rank: int) -> list[int]:
-    """The kept axes of an input of this rank, counted from the front, ascending."""
-    given = axis if isinstance(axis, tuple) else (axis,)
-    resolved = [item + rank if item < 0 else item for item in given]
-    if not resolved or not all(0 <= item < rank for item in resolved):
-        rule = f"must lie in [{-rank}, {rank}) for inputs of rank {rank}"
-    elif len(set(resolved)) < len(resolved):
-        rule = "must not name an axis twice"
-    elif 0 in resolved:
-        rule = "must not name the batch axis 0: there would be one value per statistic"
-    else:
-        return sorted(resolved)
-    raise ValueError(f"`axis` {rule}. Received: axis={axis}")

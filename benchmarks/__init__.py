@@ -1,0 +1,1 @@
+"""Side-by-side measurements, run by hand: `python -m benchmarks.layers`."""
