@@ -69,11 +69,11 @@ def make_train_steps(
 ) -> TrainSteps:
     """The compiled function that trains `model`, several steps a call.
 
-    The loss of a step is the mean cross-entropy over the batch; L2 is added to what is minimised,
-    not to what is reported.
+    The loss that is reported is the mean cross-entropy of the top over the batch; the auxiliary
+    heads' and L2 are added to what is minimised.
 
     Args:
-        model: built; its output are class probabilities.
+        model: built; its output is class probabilities, or a dict of them with auxiliary heads.
         optimizer: built on the model's trainable variables.
         step: int64; counts the steps.
         batch_size: examples in a batch, over all devices.
@@ -81,18 +81,29 @@ def make_train_steps(
     """
     decayed = kernels(model)
     trained = model.trainable_variables
+    weights = {"predictions": 1.0}
+    if isinstance(model.output, dict):
+        weights = models.auxiliary_loss_weights(model)
 
     def train_step(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as tape:
-            probabilities = model(images, training=True)
-            # Keras takes the loss from the logits that the softmax was computed from.
-            losses = keras.losses.sparse_categorical_crossentropy(labels, probabilities)
-            loss = tf.nn.compute_average_loss(losses, global_batch_size=batch_size)
-            minimised = optimizer.scale_loss(loss + l2_loss(decayed, weight_decay))
+            outputs = model(images, training=True)
+            if not isinstance(outputs, dict):
+                outputs = {"predictions": outputs}
+            losses = {
+                # Keras takes it from the logits that the softmax was computed from.
+                name: tf.nn.compute_average_loss(
+                    keras.losses.sparse_categorical_crossentropy(labels, outputs[name]),
+                    global_batch_size=batch_size,
+                )
+                for name in weights
+            }
+            weighted = tf.add_n([weight * losses[name] for name, weight in weights.items()])
+            minimised = optimizer.scale_loss(weighted + l2_loss(decayed, weight_decay))
         optimizer.apply(tape.gradient(minimised, trained), trained)
         step.assign_add(1)
-        hits = tf.cast(in_top(probabilities, labels, 1), tf.float32)
-        return loss, tf.reduce_sum(hits) / batch_size
+        hits = tf.cast(in_top(outputs["predictions"], labels, 1), tf.float32)
+        return losses["predictions"], tf.reduce_sum(hits) / batch_size
 
     @tf.function
     def train_steps(
@@ -145,7 +156,8 @@ def train(settings: Settings, inputs: Inputs, model: keras.Model, run_dir: str) 
     sums = sums_variable.numpy()
     metrics = MetricsFile(os.path.join(run_dir, run_directory.METRICS), step)
     progress = Progress(settings.steps, step)
-    evaluate = make_evaluator(model)
+    deployed = models.without_auxiliary(model) if isinstance(model.output, dict) else model
+    evaluate = make_evaluator(deployed)
     held_out = data.evaluation_batches(inputs.evaluation, inputs.preprocessing, settings.batch_size)
     train_steps = make_train_steps(
         model, optimizer, step_variable, settings.batch_size, settings.weight_decay
@@ -205,7 +217,7 @@ def train(settings: Settings, inputs: Inputs, model: keras.Model, run_dir: str) 
             sums_variable.assign(sums)
             checkpoints.save()
     metrics.close()
-    return _finish(settings, inputs, model, run_dir)
+    return _finish(settings, inputs, deployed, run_dir)
 
 
 def _finish(settings: Settings, inputs: Inputs, model: keras.Model, run_dir: str) -> Evaluation:

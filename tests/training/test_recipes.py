@@ -1,0 +1,94 @@
+"""The recipes against what the paper prints and Section 4.2.1 changes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bnzoo import models
+from training.recipes import RECIPE_OF_MODEL, RECIPES
+from training.settings import model_keywords
+
+# Ioffe & Szegedy 2015: initial learning rates of Section 4.2.2, batch of 32 of Section 4.2;
+# Section 4.1: 50,000 steps of 60 examples.
+PRINTED = {
+    "inception": ("inception", 0.0015, 32),
+    "bn_baseline": ("bn_inception", 0.0015, 32),
+    "bn_x5": ("bn_inception", 0.0075, 32),
+    "bn_x30": ("bn_inception", 0.045, 32),
+    "bn_x5_sigmoid": ("bn_inception", 0.0075, 32),
+    "mnist_bn": ("mnist_mlp", 0.1, 60),
+    "mnist_plain": ("mnist_mlp", 0.1, 60),
+}
+ACCELERATED = ("bn_x5", "bn_x30", "bn_x5_sigmoid")
+
+
+def test_rows_have_the_printed_figures() -> None:
+    found = {name: (row.model, row.learning_rate, row.batch_size) for name, row in RECIPES.items()}
+    assert found == PRINTED
+    assert all(name == row.name for name, row in RECIPES.items())
+    assert RECIPES["bn_x5"].learning_rate == pytest.approx(5 * RECIPES["inception"].learning_rate)
+    assert RECIPES["bn_x30"].learning_rate == pytest.approx(30 * RECIPES["inception"].learning_rate)
+
+
+@pytest.mark.parametrize("name", ACCELERATED)
+def test_section_4_2_1(name: str) -> None:
+    row, inception = RECIPES[name], RECIPES["inception"]
+    assert row.weight_decay == pytest.approx(inception.weight_decay / 5)
+    # Decaying six times faster: the same rate relative to the first after a sixth of the epochs.
+    rate_at = lambda row, epochs: row.decay_rate ** (epochs / row.decay_epochs)  # noqa: E731
+    assert rate_at(row, 10) == pytest.approx(rate_at(inception, 60))
+    assert row.photometric < inception.photometric
+    assert not row.model_arguments.get("dropout")
+    assert not row.model_arguments.get("local_response_normalization")
+
+
+def test_bn_baseline_changes_nothing_but_the_normalization() -> None:
+    row, inception = RECIPES["bn_baseline"], RECIPES["inception"]
+    for name in ("learning_rate", "weight_decay", "decay_rate", "decay_epochs", "photometric"):
+        assert getattr(row, name) == getattr(inception, name)
+    shape = {"input_shape": (32, 32, 3), "stem": "small", "width_multiplier": 0.1}
+    kinds = {}
+    for which in (row, inception):
+        model = getattr(models, which.model)(**shape, **which.model_arguments)
+        kinds[which.name] = {type(layer).__name__ for layer in model.layers}
+        rates = [layer.rate for layer in model.layers if type(layer).__name__ == "Dropout"]
+        assert rates == [0.4]
+    assert kinds["bn_baseline"] - kinds["inception"] == {"BatchNormalization"}
+    assert kinds["inception"] <= kinds["bn_baseline"]
+
+
+def test_decay_ends_low_but_not_at_zero() -> None:
+    # The claim of the comment on what the paper leaves unsaid: ImageNet has 1,281,167 images.
+    for name, epochs, ends_at in (("inception", 774, 0.02), ("bn_x30", 150, 0.01)):
+        row = RECIPES[name]
+        assert row.steps * row.batch_size / 1_281_167 == pytest.approx(epochs, abs=1)
+        assert row.decay_rate ** (epochs / row.decay_epochs) == pytest.approx(ends_at, rel=0.1)
+
+
+def test_mnist_rows_are_section_4_1() -> None:
+    with_bn, without = RECIPES["mnist_bn"], RECIPES["mnist_plain"]
+    assert with_bn.steps == without.steps == 50_000
+    assert (with_bn.image_size, with_bn.binarize_threshold) == (28, 127.5)
+    has_bn = [
+        any("BatchNormalization" in type(layer).__name__ for layer in model.layers)
+        for model in (
+            models.mnist_mlp(**with_bn.model_arguments),
+            models.mnist_mlp(**without.model_arguments),
+        )
+    ]
+    assert has_bn == [True, False]
+
+
+def test_each_row_can_be_built() -> None:
+    for row in RECIPES.values():
+        assert set(row.model_arguments) <= set(model_keywords(row.model))
+        assert row.momentum == (0.9 if row.model != "mnist_mlp" else 0.0)
+        assert math.isfinite(row.learning_rate)
+
+
+def test_each_model_has_a_recipe_of_its_own() -> None:
+    for model, name in RECIPE_OF_MODEL.items():
+        assert RECIPES[name].model == model
+    assert set(RECIPE_OF_MODEL) == {row.model for row in RECIPES.values()}
