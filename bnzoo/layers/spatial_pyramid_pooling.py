@@ -104,11 +104,15 @@ class SpatialPyramidPooling(_Pyramid):
         width = maps.shape[2] if maps.shape[2] is not None else tf.shape(maps)[2]
         levels = []
         for n in self.bins:
-            for top, bottom in bin_edges(height, n):
-                row = tf.reduce_max(maps[:, top:bottom], axis=1)
-                levels += [
-                    tf.reduce_max(row[:, left:right], axis=1) for left, right in bin_edges(width, n)
-                ]
+            # [N, n, width, C], then [N, n, n, C].
+            rows = tf.stack(
+                [tf.reduce_max(maps[:, top:end], axis=1) for top, end in bin_edges(height, n)], 1
+            )
+            cells = tf.stack(
+                [tf.reduce_max(rows[:, :, left:end], axis=2) for left, end in bin_edges(width, n)],
+                2,
+            )
+            levels.append(tf.reshape(cells, [-1, n * n * maps.shape[3]]))
         return tf.concat(levels, axis=1)
 
 
@@ -170,16 +174,17 @@ class SlidingSpatialPyramidPooling(_Pyramid):
         maps = self._channels_last(inputs)
         rows = tf.shape(maps)[1] - self.window[0] + 1
         columns = tf.shape(maps)[2] - self.window[1] + 1
-        levels = []
+        pooled = {}
+        parts = []
         for n in self.bins:
             for top, bottom in bin_edges(self.window[0], n):
-                # The bin of every window at once: its maximum, found at the place it begins.
-                strips = tf.nn.max_pool2d(maps, [bottom - top, 1], 1, "VALID")
-                strips = strips[:, top : top + rows]
                 for left, right in bin_edges(self.window[1], n):
-                    pooled = tf.nn.max_pool2d(strips, [1, right - left], 1, "VALID")
-                    levels.append(pooled[:, :, left : left + columns])
-        features = tf.concat(levels, axis=3)
+                    # One pool makes the bins of this size of all windows, at their first places.
+                    size = (bottom - top, right - left)
+                    if size not in pooled:
+                        pooled[size] = tf.nn.max_pool2d(maps, size, 1, "VALID")
+                    parts.append(pooled[size][:, top : top + rows, left : left + columns])
+        features = tf.concat(parts, axis=3)
         return tf.reshape(features, [-1, features.shape[3]])
 
     def get_config(self) -> dict[str, Any]:
