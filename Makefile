@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO := runs/demo
-# TensorFlow's greeting and its notes on the processor; its errors and ours still show.
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+# TensorFlow greets on stderr, whatever its log level. So that goes to a file, shown on a failure.
+QUIETLY := 2>$(DEMO)/stderr.txt || { cat $(DEMO)/stderr.txt >&2; exit 1; }
 
 .PHONY: help demo test lint format clean
 
@@ -31,6 +31,15 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PIP_INSTALL) setuptools wheel
 	@$(PIP_INSTALL) --no-build-isolation --editable ".[$(EXTRAS)]"
 	@touch $@
+
+demo: $(STAMP)
+	@rm -rf $(DEMO)
+	@mkdir -p $(DEMO)
+	@$(BIN)/python -m training.experiments.digits_demo $(DEMO) $(QUIETLY)
+	@echo '$$ bnzoo-export $(DEMO)/better $(DEMO)/saved_model'
+	@$(BIN)/bnzoo-export $(DEMO)/better $(DEMO)/saved_model $(QUIETLY)
+	@echo
+	@$(BIN)/python export/classify.py $(DEMO)/saved_model/1 $(DEMO)/held_out.npz $(QUIETLY)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest --doctest-modules tests bnzoo

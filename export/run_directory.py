@@ -1,0 +1,93 @@
+"""What a run of training leaves behind and an export needs: network, preprocessing, labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# Importing the models registers the layers that the network is made of.
+from bnzoo.models import without_auxiliary
+from bnzoo.preprocessing import Preprocessing
+
+from .errors import ExportFailed
+
+# Copied into the SavedModel's assets, so that a model in service can be traced to its run.
+ASSETS = ("labels.txt", "preprocessing.json", "config.json")
+_SYNTHETIC_EXAMPLES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        network: the trained network, nothing folded, without auxiliary heads; from images
+            [N, height, width, channels] to class probabilities [N, classes].
+        preprocessing: what is done to an image before the network sees it.
+        labels: the name of each class.
+        assets: those of `ASSETS` that the run has.
+    """
+
+    network: keras.Model
+    preprocessing: Preprocessing
+    labels: tuple[str, ...]
+    assets: tuple[Path, ...]
+
+
+def read_run(folder: Path) -> Run:
+    """Reads a run directory.
+
+    Raises:
+        ExportFailed: a file is missing or cannot be read, or the files do not fit each other.
+    """
+    for name in ("model.keras", "preprocessing.json", "labels.txt"):
+        if not (folder / name).is_file():
+            raise ExportFailed(f"no {name} in {folder}: give the folder of a finished bnzoo-train")
+    try:
+        network = keras.models.load_model(folder / "model.keras", compile=False)
+        preprocessing = Preprocessing.from_json((folder / "preprocessing.json").read_text())
+    except (ValueError, TypeError, OSError) as error:
+        raise ExportFailed(f"cannot read {folder}: {_first_line(error)}") from error
+    if isinstance(network.output, dict):
+        network = without_auxiliary(network)
+    labels = tuple((folder / "labels.txt").read_text(encoding="utf-8").splitlines())
+    _check_fit(network, preprocessing, labels)
+    assets = tuple(folder / name for name in ASSETS if (folder / name).is_file())
+    return Run(network, preprocessing, labels, assets)
+
+
+def _check_fit(network: keras.Model, preprocessing: Preprocessing, labels: tuple[str, ...]) -> None:
+    images = (None, *preprocessing.image_size, preprocessing.channels)
+    for what, shape, expected in (
+        ("input", network.input_shape, images),
+        ("output", network.output_shape, (None, len(labels))),
+    ):
+        if len(shape) != len(expected) or any(
+            has not in (None, wanted) for has, wanted in zip(shape, expected, strict=True)
+        ):
+            raise ExportFailed(
+                f"the network's {what} has shape {shape}, but preprocessing.json and labels.txt "
+                f"need {expected}"
+            )
+
+
+def read_examples(folder: Path) -> list[bytes]:
+    """The encoded images of `folder`, by name; an empty list if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
+
+
+def synthetic_examples(preprocessing: Preprocessing) -> list[bytes]:
+    """PNG images of seeded noise, of the size that the network sees."""
+    shape = (_SYNTHETIC_EXAMPLES, *preprocessing.image_size, preprocessing.channels)
+    noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return [tf.io.encode_png(image).numpy() for image in noise]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

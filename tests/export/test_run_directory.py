@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from export.errors import ExportFailed
+from export.run_directory import read_examples, read_run, synthetic_examples
+from tests.export.runs import LABELS, PREPROCESSING, small_network, write_run
+
+
+def test_reads_what_training_wrote(tmp_path: Path) -> None:
+    network = small_network()
+    run = read_run(write_run(tmp_path / "run", network))
+    assert run.preprocessing == PREPROCESSING
+    assert run.labels == LABELS
+    assert [path.name for path in run.assets] == [
+        "labels.txt",
+        "preprocessing.json",
+        "config.json",
+    ]
+    for read, written in zip(run.network.weights, network.weights, strict=True):
+        np.testing.assert_array_equal(read, written)
+
+
+def test_takes_auxiliary_heads_off(tmp_path: Path) -> None:
+    small = small_network()
+    head = keras.layers.GlobalAveragePooling2D(name="auxiliary_1_pool")(
+        small.get_layer("relu_0").output
+    )
+    network = keras.Model(small.input, {"predictions": small.output, "auxiliary_1": head})
+    run = read_run(write_run(tmp_path / "run", network))
+    assert run.network.output_shape == (None, len(LABELS))
+    assert not [layer.name for layer in run.network.layers if "auxiliary" in layer.name]
+
+
+@pytest.mark.parametrize("name", ["model.keras", "preprocessing.json", "labels.txt"])
+def test_names_the_file_that_is_missing(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).unlink()
+    with pytest.raises(ExportFailed, match=rf"^no {name} in .*run: give the folder of a finished"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "preprocessing.json"])
+def test_a_damaged_file_is_one_line(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_bytes(b"{")
+    with pytest.raises(ExportFailed, match=r"^cannot read .*run: [^\n]+$"):
+        read_run(folder)
+
+
+def test_refuses_labels_of_another_network(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "labels.txt").write_text("ant\nbee\n")
+    with pytest.raises(ExportFailed, match=r"output has shape \(None, 7\), .* need \(None, 2\)$"):
+        read_run(folder)
+
+
+def test_refuses_preprocessing_of_another_network(tmp_path: Path) -> None:
+    image = keras.Input((12, 11, 3))
+    x = keras.layers.GlobalAveragePooling2D()(image)
+    network = keras.Model(image, keras.layers.Dense(len(LABELS), activation="softmax")(x))
+    with pytest.raises(
+        ExportFailed, match=r"input has shape \(None, 12, 11, 3\), .* need \(None, 12, 10, 3\)$"
+    ):
+        read_run(write_run(tmp_path / "run", network))
+
+
+def test_examples_by_name(tmp_path: Path) -> None:
+    for name in ("b.png", "a.jpg", "c"):
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "folder").mkdir()
+    assert read_examples(tmp_path) == [b"a.jpg", b"b.png", b"c"]
+    assert read_examples(tmp_path / "none") == []
+
+
+def test_synthetic_examples_are_varied_and_always_the_same() -> None:
+    examples = synthetic_examples(PREPROCESSING)
+    assert examples == synthetic_examples(PREPROCESSING)
+    images = np.stack([PREPROCESSING.decode(encoded) for encoded in examples])
+    assert images.shape == (8, 12, 10, 3)
+    assert images.std(axis=(0, 1, 2)).min() > 60
+    assert len({image.tobytes() for image in images}) == 8

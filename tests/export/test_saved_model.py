@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import bnzoo.surgery
+from export import saved_model
+from tests.export.runs import LABELS, encoded_image, small_network, write_run
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run")
+
+
+def export(*arguments: object) -> int:
+    return saved_model.main(["bnzoo-export", *map(str, arguments)])
+
+
+def test_exports_folded_and_says_what_it_did(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "models" / "small"
+    assert export(run_dir, out) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("2 BatchNormalization: 2 folded, 0 affine, 0 kept; parameters ")
+    assert lines[1] == (
+        f"Difference to the unfolded network on 3 images of {run_dir / 'examples'}:"
+    )
+    assert [line.split(":")[0] for line in lines[2:5]] == [
+        "  serving_default",
+        "  serving_uint8",
+        "  serving_bytes",
+    ]
+    assert lines[5] == f"Wrote {out / '1'}"
+    assert [entry.name for entry in out.iterdir()] == ["1"]
+    assert sorted(asset.name for asset in (out / "1" / "assets").iterdir()) == [
+        "config.json",
+        "labels.txt",
+        "preprocessing.json",
+    ]
+    images = np.random.default_rng(3).normal(size=(4, 12, 10, 3)).astype(np.float32)
+    served = tf.saved_model.load(str(out / "1")).signatures["serving_default"](images=images)
+    expected = small_network()
+    expected.load_weights(run_dir / "model.keras")
+    # Folding reorders float32 sums; the probabilities are of order 0.1.
+    np.testing.assert_allclose(
+        served["probabilities"], expected.predict(images, verbose=0), atol=1e-6
+    )
+
+
+def test_versions(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export(run_dir, tmp_path, "--version=4") == 0
+    assert export(run_dir, tmp_path) == 1
+    error = capsys.readouterr().err
+    assert error == (
+        f"bnzoo-export: {tmp_path} holds version 4 already: ask for a new one with "
+        "--version=next or --version=5\n"
+    )
+    assert export(run_dir, tmp_path, "--version=next") == 0
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["4", "5"]
+
+
+def test_noise_where_there_are_no_examples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = write_run(tmp_path / "run", examples=0)
+    assert export(run_dir, tmp_path / "out") == 0
+    assert "unfolded network on 8 images of noise:" in capsys.readouterr().out
+
+
+def test_examples_of_another_folder(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    assert export(run_dir, tmp_path / "out", f"--examples={folder}") == 1
+    assert capsys.readouterr().err == f"bnzoo-export: no images in {folder}\n"
+    (folder / "a.png").write_bytes(encoded_image(9))
+    assert export(run_dir, tmp_path / "out", f"--examples={folder}") == 0
+    assert f"on 1 images of {folder}:" in capsys.readouterr().out
+
+
+def test_a_wrong_fold_is_not_published(
+    run_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fold = bnzoo.surgery.fold_batch_norm
+
+    def fold_wrongly(*arguments: object, **options: object) -> object:
+        folded, report = fold(*arguments, **options)
+        folded.get_layer("conv_0").bias.assign_add(np.full(6, 0.01))
+        return folded, report
+
+    monkeypatch.setattr(bnzoo.surgery, "fold_batch_norm", fold_wrongly)
+    assert export(run_dir, tmp_path / "out") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("bnzoo-export: serving_default differs from the unfolded network by ")
+    assert error.endswith(", more than --max_difference=0.0001: nothing was published\n")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export(tmp_path / "none", tmp_path / "out") == 1
+    assert capsys.readouterr().err == (
+        f"bnzoo-export: no model.keras in {tmp_path / 'none'}: give the folder of a finished "
+        "bnzoo-train\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "two folders are needed, RUN and OUT. Received: none"),
+        (("run",), "two folders are needed, RUN and OUT. Received: run"),
+        (("a", "b", "c"), "two folders are needed, RUN and OUT. Received: a b c"),
+        (
+            ("a", "b", "--version=v1"),
+            "--version must be next or a whole number. Received: --version=v1",
+        ),
+        (
+            ("a", "b", "--max_difference=-1"),
+            "--max_difference must be a number of at least 0. Received: --max_difference=-1.0",
+        ),
+        (
+            ("a", "b", "--max_difference=nan"),
+            "--max_difference must be a number of at least 0. Received: --max_difference=nan",
+        ),
+        (("a", "b", "--versoin=1"), "Unknown command line flag 'versoin'. Did you mean: version ?"),
+    ],
+)
+def test_bad_flags(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(*arguments) == 2
+    assert capsys.readouterr().err == f"bnzoo-export: {message}\n"
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert export("--help") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("bnzoo-export [FLAGS] RUN OUT\n")
+    for flag in ("--version", "--examples", "--max_difference"):
+        assert flag in text
+
+
+def test_labels_are_in_the_graph(run_dir: Path, tmp_path: Path) -> None:
+    assert export(run_dir, tmp_path) == 0
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_bytes"]
+    classes = served(image_bytes=tf.constant([encoded_image(4)]))["classes"].numpy()[0]
+    assert {name.decode() for name in classes} < set(LABELS)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from export.errors import ExportFailed
+from export.signatures import build_signatures, save_signatures
+from export.verify import compare
+from tests.export.runs import LABELS, PREPROCESSING, encoded_image, small_network
+
+EXAMPLES = [encoded_image(seed, 20 + seed) for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def network() -> keras.Model:
+    return small_network()
+
+
+@pytest.fixture(scope="module")
+def folder(network: keras.Model, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("exported") / "1"
+    save_signatures(build_signatures(network, PREPROCESSING, LABELS), [], folder)
+    return folder
+
+
+def test_the_same_network_differs_by_rounding_at_most(network: keras.Model, folder: Path) -> None:
+    found = compare(folder, network, PREPROCESSING, EXAMPLES)
+    assert list(found) == ["serving_default", "serving_uint8", "serving_bytes"]
+    for comparison in found.values():
+        assert comparison.examples == 4
+        assert comparison.agreement == 1.0
+        assert comparison.largest <= 1e-6
+
+
+def test_differences_are_fractions_of_the_largest_probability(
+    network: keras.Model, folder: Path
+) -> None:
+    other = keras.models.clone_model(network)
+    other.set_weights(network.get_weights())
+    other.get_layer("bn_1").moving_mean.assign_add(np.linspace(0.0, 0.4, 8))
+    inputs = np.stack([PREPROCESSING(PREPROCESSING.decode(image)) for image in EXAMPLES])
+    trained, served = other.predict(inputs, verbose=0), network.predict(inputs, verbose=0)
+    largest = np.max(np.abs(served - trained) / trained.max(axis=1, keepdims=True))
+    agreement = np.mean(served.argmax(1) == trained.argmax(1))
+    assert largest > 0.01
+    for comparison in compare(folder, other, PREPROCESSING, EXAMPLES).values():
+        assert comparison.largest == pytest.approx(largest, rel=1e-4)
+        assert comparison.agreement == agreement
+
+
+def test_other_preprocessing_in_the_graph_is_found(network: keras.Model, tmp_path: Path) -> None:
+    other = PREPROCESSING.__class__(**{**PREPROCESSING.__dict__, "channel_order": "bgr"})
+    save_signatures(build_signatures(network, other, LABELS), [], tmp_path / "1")
+    found = compare(tmp_path / "1", network, PREPROCESSING, EXAMPLES)
+    assert found["serving_default"].largest <= 1e-6
+    assert found["serving_uint8"].largest > 0.01
+    assert found["serving_bytes"].largest > 0.01
+
+
+def test_an_example_that_is_no_image(network: keras.Model, folder: Path) -> None:
+    with pytest.raises(ExportFailed, match=r"^an example is no image: [^\n]+$"):
+        compare(folder, network, PREPROCESSING, [b"text"])

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from export.errors import ExportFailed
+from export.versions import choose_version, is_version, written_aside
+
+
+def with_versions(out: Path, *names: str) -> Path:
+    for name in names:
+        (out / name).mkdir(parents=True)
+    return out
+
+
+@pytest.mark.parametrize("text", ["0", "1", "20261130", "999999999999999999"])
+def test_is_version(text: str) -> None:
+    assert is_version(text)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", "01", "1.0", "v1", "latest", "9" * 19, "²"])
+def test_is_no_version(text: str) -> None:
+    assert not is_version(text)
+
+
+def test_first_version_is_1(tmp_path: Path) -> None:
+    assert choose_version(tmp_path / "new", None) == 1
+    assert choose_version(tmp_path / "new", "next") == 1
+    assert choose_version(tmp_path / "new", "7") == 7
+
+
+def test_next_is_above_the_highest_and_other_names_do_not_count(tmp_path: Path) -> None:
+    out = with_versions(tmp_path, "2", "10", "latest", ".11.writing-1")
+    assert choose_version(out, "next") == 11
+    assert choose_version(out, "3") == 3
+
+
+def test_refuses_a_second_version_that_nobody_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExportFailed, match=r"holds version 10 already: ask .* --version=next or --version=11$"
+    ):
+        choose_version(with_versions(tmp_path, "2", "10"), None)
+
+
+def test_refuses_a_version_that_is_there(tmp_path: Path) -> None:
+    with pytest.raises(ExportFailed, match=r"2 exists already: .* --version=next$"):
+        choose_version(with_versions(tmp_path, "2"), "2")
+
+
+def test_refuses_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportFailed, match=r"file is no folder$"):
+        choose_version(tmp_path / "file", None)
+
+
+def test_nothing_has_a_versions_name_before_all_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "models" / "digits"
+    with written_aside(out, 3) as aside:
+        (aside / "saved_model.pb").touch()
+        assert [entry.name.isdecimal() for entry in out.iterdir()] == [False]
+    assert [entry.name for entry in out.iterdir()] == ["3"]
+    assert (out / "3" / "saved_model.pb").exists()
+    # A server runs as another user.
+    assert stat.S_IMODE((out / "3").stat().st_mode) == stat.S_IMODE(out.stat().st_mode)
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    def write_and_stop() -> None:
+        with written_aside(tmp_path, 3) as aside:
+            (aside / "saved_model.pb").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_stop()
+    assert list(tmp_path.iterdir()) == []
