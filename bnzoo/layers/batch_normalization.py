@@ -291,9 +291,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
             (self.moving_mean, mean, mean_rate),
             (self.moving_variance, unbiased, variance_rate),
         ):
+            moving = tf.convert_to_tensor(variable)
             # Where the rate is 0 the statistic of the batch may be NaN.
-            change = tf.math.multiply_no_nan(tf.convert_to_tensor(variable) - batch, rate)
+            change = tf.math.multiply_no_nan(moving - batch, rate)
             _subtract(variable, change)
+            if not self.momentum:
+                # At a rate of 1 the old value is to vanish, but next to a small new one the
+                # rounding of the subtraction stays: from 1 to 1e-8 would give 0.
+                rest = (moving - change) - batch
+                _subtract(variable, tf.math.multiply_no_nan(rest, tf.floor(rate)))
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """The shape of the inputs."""
