@@ -8,7 +8,7 @@ if keras.backend.backend() != "tensorflow":
         f"imported. Received: {keras.backend.backend()}"
     )
 
-from . import layers
+from . import initializers, layers, models, population, preprocessing, surgery
 
-__all__ = ["layers"]
+__all__ = ["initializers", "layers", "models", "population", "preprocessing", "surgery"]
 __version__ = "0.1.0"
