@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -81,7 +81,7 @@ def make_train_steps(
     """
     decayed = kernels(model)
     trained = model.trainable_variables
-    weights = {"predictions": 1.0}
+    weights: Mapping[str, float] = {"predictions": 1.0}
     if isinstance(model.output, dict):
         weights = models.auxiliary_loss_weights(model)
 
@@ -227,7 +227,7 @@ def _finish(settings: Settings, inputs: Inputs, model: keras.Model, run_dir: str
             inputs, settings.batch_size, settings.seed, first_step=settings.steps
         )
         model = population.estimate_population_statistics(
-            model, batches.map(lambda images, _: images), settings.population_batches
+            model, batches, settings.population_batches
         )
     held_out = data.evaluation_batches(inputs.evaluation, inputs.preprocessing, settings.batch_size)
     result = make_evaluator(model)(held_out, inputs.evaluation.examples)

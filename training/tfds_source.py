@@ -94,9 +94,10 @@ def _builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
     try:
         builder = tfds.builder(name, data_dir=data_dir and os.path.expanduser(data_dir))
     except tfds.core.DatasetNotFoundError as error:
+        known = tfds.list_builders(with_community_datasets=False)
         raise BadFlags(
             "--dataset must be digits, folder:PATH or a data set of TFDS. "
-            f"Received: --dataset={name}.{did_you_mean(name, tfds.list_builders())}"
+            f"Received: --dataset={name}.{did_you_mean(name, known)}"
         ) from error
     except (ValueError, AssertionError) as error:  # An unknown configuration or version.
         raise BadFlags(f"--dataset={name}: {_first_line(error)}") from error
@@ -105,13 +106,9 @@ def _builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
             builder.download_and_prepare()
         except Exception as error:
             # What can go wrong on the way has no common class: network, disk, missing archives.
-            remedy = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split()) or (
-                f"With a network, `tfds build {name} --data_dir=FOLDER` prepares it; then give "
-                "--data_dir=FOLDER."
-            )
             raise RunFailed(
                 f"no data set {name} in {builder.data_dir}, and it cannot be downloaded: "
-                f"{_first_line(error)} {remedy}"
+                f"{_first_line(error)} {_remedy(builder)}"
             ) from error
     if builder.info.file_format != tfds.core.FileFormat.TFRECORD:
         raise RunFailed(
@@ -124,15 +121,27 @@ def _builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
 def _image_and_label(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
     """The names of the two features that are trained on."""
     keys = info.supervised_keys
-    if keys and len(keys) == 2:
+    # Keys of structured inputs are dicts or tuples themselves.
+    if keys and len(keys) == 2 and all(isinstance(key, str) for key in keys):
         image, label = keys
-        if isinstance(info.features.get(image), tfds.features.Image) and isinstance(
-            info.features.get(label), tfds.features.ClassLabel
-        ):
+        kinds = type(info.features[image]), type(info.features[label])
+        if kinds == (tfds.features.Image, tfds.features.ClassLabel):
             return image, label
     raise BadFlags(
         f"--dataset must be of images that each have one class label. Received: --dataset={name}"
     )
+
+
+def _remedy(builder: tfds.core.DatasetBuilder) -> str:
+    """How to get a data set that cannot be downloaded now."""
+    by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
+    if not by_hand:
+        return (
+            f"With a network, `tfds build {builder.name} --data_dir=FOLDER` prepares it; then "
+            "give --data_dir=FOLDER."
+        )
+    root = str(builder.data_dir).removesuffix(builder.info.full_name)
+    return f"manual_dir is {os.path.join(root, 'downloads', 'manual')}: {by_hand}"
 
 
 def _first_line(error: Exception) -> str:

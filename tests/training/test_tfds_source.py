@@ -1,0 +1,149 @@
+"""TFDS data sets: real ones, parts of splits, and what is said of those that are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from bnzoo.preprocessing import Preprocessing
+from training import tfds_source
+from training.command_line import BadFlags, RunFailed
+from training.tfds_source import open_tfds
+
+GREY = Preprocessing(image_size=(28, 28), channels=1)
+
+
+@pytest.fixture
+def data_dir(data_folder: str) -> str:
+    return str(Path(data_folder) / "tensorflow_datasets")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("split", ["test", "train[10%:12%]"])
+def test_mnist_has_the_examples_that_tfds_gives(split: str, data_dir: str) -> None:
+    source = open_tfds("mnist", data_dir)
+    assert source.labels == tuple("0123456789")
+    assert (source.channels, source.image_size) == (1, (28, 28))
+    opened = source.open_split(split)
+    oracle = tfds.load("mnist", split=split, data_dir=data_dir, as_supervised=True).batch(20_000)
+    images, labels = next(oracle.as_numpy_iterator())
+    assert opened.examples == len(labels)
+    found = opened.ordered().map(lambda raw: opened.read(raw, GREY)).batch(20_000)
+    found_images, found_labels = next(found.as_numpy_iterator())
+    np.testing.assert_array_equal(found_labels, labels)
+    np.testing.assert_array_equal(found_images, images)
+
+
+@pytest.mark.data
+def test_cifar10_is_in_colour(data_dir: str) -> None:
+    source = open_tfds("cifar10", data_dir)
+    assert (source.channels, source.image_size, source.labels[3]) == (3, (32, 32), "cat")
+    split = source.open_split("test[:64]")
+    images, labels = next(
+        split.ordered()
+        .map(lambda raw: split.read(raw, Preprocessing(image_size=(32, 32))))
+        .batch(64)
+        .as_numpy_iterator()
+    )
+    assert images.shape == (64, 32, 32, 3)
+    # Colours differ between channels; a grey decoding would make them equal.
+    assert np.abs(images[..., 0].astype(int) - images[..., 2]).mean() > 10
+    assert len(set(labels)) == 10
+
+
+@pytest.mark.data
+def test_shuffled_is_a_permutation_that_depends_on_the_seed(data_dir: str) -> None:
+    split = open_tfds("mnist", data_dir).open_split("test[:500]")
+    records = [raw.numpy() for raw in split.ordered()]
+    orders = [
+        [records.index(raw.numpy()) for raw in split.shuffled(tf.constant(seed, tf.int64))]
+        for seed in (5, 6, 5)
+    ]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(500))
+    assert orders[0] == orders[2]
+    assert np.sum(np.equal(orders[0], orders[1])) < 12
+    # The window holds a small set as a whole: first examples come from everywhere.
+    assert np.std(orders[0][:100]) > 100
+
+
+@pytest.mark.data
+def test_small_windows_still_give_each_example_once(
+    data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tfds_source, "SHUFFLE_BYTES", 10_000)
+    split = open_tfds("mnist", data_dir).open_split("test[:300]")
+    order = [raw.numpy() for raw in split.shuffled(tf.constant(1, tf.int64))]
+    assert sorted(order) == sorted(raw.numpy() for raw in split.ordered())
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("split", ["validation", "train[9%"])
+def test_unknown_split(split: str, data_dir: str) -> None:
+    with pytest.raises(BadFlags, match=r"must be one of train, test, or a part .* Received: "):
+        open_tfds("mnist", data_dir).open_split(split)
+
+
+def test_unknown_data_set(tmp_path: Path) -> None:
+    with pytest.raises(BadFlags) as caught:
+        open_tfds("cifar11", str(tmp_path))
+    assert str(caught.value) == (
+        "--dataset must be digits, folder:PATH or a data set of TFDS. Received: "
+        "--dataset=cifar11. Did you mean cifar10_1?"
+    )
+
+
+def test_unknown_configuration(tmp_path: Path) -> None:
+    with pytest.raises(BadFlags, match="--dataset=mnist_corrupted/nothing: ") as caught:
+        open_tfds("mnist_corrupted/nothing", str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_data_set_that_must_be_fetched_by_hand(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed) as caught:
+        open_tfds("imagenet2012", str(tmp_path))
+    message = str(caught.value)
+    assert message.startswith(f"no data set imagenet2012 in {tmp_path}/imagenet2012/")
+    assert f"{tmp_path}/downloads/manual" in message
+    assert "ILSVRC2012_img_train.tar" in message
+    assert "\n" not in message
+
+
+def test_data_set_that_cannot_be_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(self: Any) -> None:
+        raise ConnectionError("Failed to get url https://example.org/x.gz.\nmore lines")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", no_network)
+    with pytest.raises(RunFailed) as caught:
+        open_tfds("kmnist", str(tmp_path))
+    assert str(caught.value) == (
+        f"no data set kmnist in {tmp_path}/kmnist/3.0.1, and it cannot be downloaded: Failed to "
+        "get url https://example.org/x.gz. With a network, `tfds build kmnist --data_dir=FOLDER` "
+        "prepares it; then give --data_dir=FOLDER."
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "features"),
+    [
+        (None, {}),
+        (("image", "image"), {"image": tfds.features.Image()}),
+        (
+            ("text", "label"),
+            {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=2)},
+        ),
+    ],
+)
+def test_data_set_of_other_things(keys: Any, features: dict[str, Any]) -> None:
+    info = SimpleNamespace(supervised_keys=keys, features=features)
+    with pytest.raises(
+        BadFlags, match=r"must be of images that each have one class label\. Received"
+    ):
+        tfds_source._image_and_label("imdb_reviews", info)
