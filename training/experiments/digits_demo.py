@@ -23,7 +23,7 @@ from ..command_line import parse
 from ..data import Inputs
 from ..settings import TRAIN_FLAGS, resolve
 
-EPOCHS = 12
+EPOCHS = 10
 # Steps of 32 that hold the 1,437 training images once.
 EPOCH = 45
 
@@ -31,7 +31,7 @@ EPOCH = 45
 # that, which is what the name BN-x5 says; no other rate was tried.
 RATES_TRIED = (0.003, 0.006, 0.01, 0.02, 0.03)
 RATES: Mapping[str, float] = {"inception": 0.01, "bn_x5": 0.05}
-ARGUMENTS: dict[str, str] = {
+ARGUMENTS: Mapping[str, str] = {
     "inception": "width_multiplier=0.25",
     # The moving statistics must follow within these few steps.
     "bn_x5": "width_multiplier=0.25,momentum=0.9",
