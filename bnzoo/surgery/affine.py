@@ -61,16 +61,18 @@ class Affine:
 
     def reshape(self, before: Sequence[int | None], after: Sequence[int | None]) -> Affine:
         """The map of the same values when x of shape `before` is laid out in shape `after`."""
-        if None in before or None in after:
+        known_before = [size for size in before if size is not None]
+        known_after = [size for size in after if size is not None]
+        if len(known_before) < len(before) or len(known_after) < len(after):
             raise NotFoldable("sizes that a reshape needs are unknown")
-        full = self.map(lambda array: np.broadcast_to(array, before).reshape(after))
+        full = self.map(lambda array: np.broadcast_to(array, known_before).reshape(known_after))
         return full._reduced()
 
     def _reduced(self) -> Affine:
         """The same map with size 1 along each axis along which it is constant."""
         reduced = self
         for axis in range(self.scale.ndim):
-            first = reduced.map(lambda array, axis=axis: np.take(array, [0], axis))
+            first = reduced.cut(axis, 0, 1)
             if (reduced.scale == first.scale).all() and (reduced.offset == first.offset).all():
                 reduced = first
         return reduced

@@ -55,11 +55,6 @@ class Einsum:
         axes = set(layer.bias_axes or "")
         axes |= {n for n, size in zip(labels, weights["bias"].shape, strict=True) if size > 1}
         axes = axes or {labels[-1]}
-        # Axes that have a letter; `partial_output_shape` has their sizes.
-        lettered = [label for label in labels if label.isalpha()]
-        sizes = dict(zip(lettered, layer.partial_output_shape, strict=True))
-        if not all(sizes.get(label) for label in axes):
-            raise NotFoldable(f"'{layer.name}' can have no bias of the shape that it takes")
         return {"bias_axes": "".join(label for label in labels if label in axes)}
 
 

@@ -113,7 +113,8 @@ def _apply(plan: Plan, graphs: list[Graph]) -> keras.Model:
     for old, new in pairs:
         if id(old) in plan.affines:
             affine = plan.affines[id(old)]
-            store(new, {"scale": affine.scale, "offset": affine.offset})
+            new.scale.assign(affine.scale.reshape(new.scale.shape))
+            new.offset.assign(affine.offset.reshape(new.offset.shape))
         elif id(old) in plan.weights:
             store(new, plan.weights[id(old)])
         elif id(old) not in plan.folded:

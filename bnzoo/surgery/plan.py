@@ -14,7 +14,7 @@ import tensorflow as tf
 from bnzoo.layers import BatchNormalization
 
 from .absorbers import ABSORBERS
-from .affine import Affine, NotFoldable, Weights, batch_norm_affine
+from .affine import Affine, NotFoldable, Weights, batch_norm_affine, channel_axis
 from .graph import Call, Graph, hidden_layers, layers_in, unwrap
 from .passing import CROSSINGS
 from .report import BatchNormFate
@@ -166,8 +166,9 @@ class Plan:
             new = absorber.absorb_output(target, old, affine, rank)
         else:
             new = absorber.absorb_input(target, old, affine, rank)
-        absorber.config(target, new, rank)  # Raises if the layer cannot hold the weights.
         _require_range(target, *new.values())
+        for call in self._calls[id(target)]:
+            _require_bias_lands(target, new["bias"], call.output.shape[1:])
         return new
 
     def _merge(self, target: keras.Layer, affine: Affine, direction: type[_Direction]) -> Affine:
@@ -188,6 +189,27 @@ def _require_range(layer: keras.Layer, *arrays: np.ndarray) -> None:
     limit = tf.as_dtype(layer.compute_dtype).max
     if not all(np.abs(array).max() <= limit for array in arrays):
         raise NotFoldable(f"its values exceed the range of {layer.compute_dtype}")
+
+
+def _require_bias_lands(
+    layer: keras.Layer, bias: np.ndarray, shape: tuple[int | None, ...]
+) -> None:
+    """Raises NotFoldable if Keras would add the bias along another axis than the layer's own.
+
+    `keras.ops.add` takes any array with one axis of more than one value for a bias of the last
+    axis of the outputs if that has this size, else of the first. `shape` is without the batch.
+    """
+    sizes = [1] * len(shape)
+    if bias.ndim == 1:
+        sizes[channel_axis(layer)] = bias.size
+    else:
+        sizes = list(bias.shape)
+    axes = [axis for axis, size in enumerate(sizes) if size > 1]
+    if len(axes) != 1 or axes[0] == len(shape) - 1:
+        return
+    size = sizes[axes[0]]
+    if shape[-1] in (size, None) or (axes[0] > 0 and shape[0] in (size, None)):
+        raise NotFoldable(f"Keras could add a bias of '{layer.name}' along the wrong axis")
 
 
 class _Direction:
