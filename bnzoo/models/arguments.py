@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import zipfile
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -150,8 +151,19 @@ def check_weights(weights: Any) -> None:
 
 def build_model(input_tensor: Any, image: Any, outputs: Any, name: str, weights: Any) -> Any:
     """The model from the source of `image` to `outputs`, with `weights` loaded if there are any."""
-    inputs = image if input_tensor is None else keras.utils.get_source_inputs(input_tensor)
+    inputs = image
+    if input_tensor is not None:
+        sources = keras.utils.get_source_inputs(input_tensor)
+        inputs = sources[0] if len(sources) == 1 else sources
     model = keras.Model(inputs, outputs, name=name)
     if weights is not None:
-        model.load_weights(weights)
+        try:
+            model.load_weights(weights)
+        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+            # Keras' own text lists every object of the network over many lines.
+            raise ValueError(
+                "`weights` must be a file of this network. "
+                f"Received: weights={os.fspath(weights)!r}, for {model.name!r} with "
+                f"{model.count_params()} parameters"
+            ) from error
     return model

@@ -147,7 +147,7 @@ def without_auxiliary(model: keras.Model) -> keras.Model:
     >>> [layer.name for layer in without_auxiliary(model).layers if "auxiliary" in layer.name]
     []
     """
-    return keras.Model(model.inputs, _outputs_with_heads(model)["predictions"], name=model.name)
+    return keras.Model(model.input, _outputs_with_heads(model)["predictions"], name=model.name)
 
 
 def _outputs_with_heads(model: keras.Model) -> Mapping[str, Any]:

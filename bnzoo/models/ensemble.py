@@ -49,7 +49,7 @@ def Ensemble(models: Sequence[keras.Model], name: str = "ensemble") -> keras.Mod
     # Given models may have one name all, which a model that holds them cannot; wrapped, each gets
     # another name without being changed.
     members = [
-        keras.Model(model.inputs, model.output, name=f"member_{number}")
+        keras.Model(model.input, model.output, name=f"member_{number}")
         for number, model in enumerate(models, start=1)
     ]
     # In the type of the variables, as the classifiers are, under a mixed-precision policy too.

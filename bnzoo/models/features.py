@@ -69,4 +69,4 @@ def feature_extractor(model: keras.Model, endpoints: Sequence[str]) -> keras.Mod
                 f"{', '.join(stages) or ', '.join(layers)}. Received: {endpoint!r}"
             )
         outputs[endpoint] = layers[names[0]].output
-    return keras.Model(model.inputs, outputs, name=f"{model.name}_features")
+    return keras.Model(model.input, outputs, name=f"{model.name}_features")

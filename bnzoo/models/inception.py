@@ -174,6 +174,11 @@ def bn_inception(
     image = image_input(
         input_tensor, input_shape, 224 if include_top else None, _MINIMAL_SIZE[stem], data_format
     )
+    if batch_norm == "activation" and None in image.shape[1:]:
+        raise ValueError(
+            "`input_shape` must have a known height and width for per-activation BN. "
+            f"Received: input_shape={tuple(image.shape[1:])}"
+        )
     x = _stem(blocks, image, stem, widths, stem_batch_norm, local_response_normalization)
     maps = {}
     for row in widths.modules:
