@@ -118,6 +118,8 @@ def training_batches(
         return split.shuffled(seed * 1_000_003 + epoch)
 
     raw = tf.data.Dataset.range(epoch, _FOREVER).flat_map(shuffled).skip(offset)
+    if inputs.augmentation == "none":
+        return _batches(split, raw, inputs.preprocessing, batch_size).prefetch(tf.data.AUTOTUNE)
     numbered = tf.data.Dataset.zip(tf.data.Dataset.range(position, _FOREVER), raw)
 
     def prepare(number: tf.Tensor, example: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -145,22 +147,34 @@ def evaluation_batches(
         mask, float32, that is 0 for what fills the last batch up.
     """
 
-    def prepare(example: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image, label = split.read(example, preprocessing)
-        return preprocessing(image), label
-
-    def fill(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def fill(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
         missing = batch_size - tf.shape(images)[0]
-        padded = tuple(
+        padded = (
             tf.pad(values, [[0, missing]] + [[0, 0]] * (values.shape.rank - 1))
             for values in (images, labels, tf.ones_like(labels, tf.float32))
         )
         return tuple(tf.ensure_shape(value, (batch_size, *value.shape[1:])) for value in padded)
 
-    return (
-        split.ordered()
-        .map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
-        .batch(batch_size)
-        .map(fill)
-        .prefetch(tf.data.AUTOTUNE)
-    )
+    batches = _batches(split, split.ordered(), preprocessing, batch_size, drop_remainder=False)
+    return batches.map(fill).prefetch(tf.data.AUTOTUNE)
+
+
+def _batches(
+    split: Split,
+    raw: tf.data.Dataset,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    drop_remainder: bool = True,
+) -> tf.data.Dataset:
+    """Batches of the raw examples `raw` of `split`, as they are in evaluation and serving."""
+
+    def prepare(example: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = split.read(example, preprocessing)
+        return preprocessing(image), label
+
+    if split.in_memory:
+        # All images have one size: a whole batch at a time is many times faster.
+        batches = raw.batch(batch_size, drop_remainder=drop_remainder)
+        return batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
+    examples = raw.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
+    return examples.batch(batch_size, drop_remainder=drop_remainder)

@@ -27,16 +27,18 @@ class Split:
     Attributes:
         examples: how many it has.
         shuffled: from a scalar seed, int64, to all raw examples in an order that depends on it
-            (and TensorFlow's global seed) alone. Called inside tf.data's graph.
+            alone. To be called inside tf.data's graph.
         ordered: all raw examples, always in the same order.
         read: from a raw example to the image, uint8 [height, width, channels], and the label,
             int64; the decoding is that of the given Preprocessing.
+        in_memory: whether `read` takes a batch of raw examples too.
     """
 
     examples: int
     shuffled: Callable[[tf.Tensor], tf.data.Dataset]
     ordered: Callable[[], tf.data.Dataset]
     read: Callable[[Any, Preprocessing], tuple[tf.Tensor, tf.Tensor]]
+    in_memory: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,21 @@ class Source:
             f"--eval_split must be given, since the data set has no split called test, validation "
             f"or val. It has {', '.join(self.split_names)}"
         )
+
+
+def array_split(images: np.ndarray, labels: np.ndarray) -> Split:
+    """A split that is held in memory.
+
+    Args:
+        images: uint8 [N, height, width, channels].
+        labels: int64 [N].
+    """
+    tensors = tf.constant(images), tf.constant(labels)
+
+    def read(index: tf.Tensor, _: Preprocessing) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.gather(tensors[0], index), tf.gather(tensors[1], index)
+
+    return dataclasses.replace(_indexed(len(images), read), in_memory=True)
 
 
 def _indexed(
@@ -107,9 +124,7 @@ def digits() -> Source:
     splits = {"train": order[:DIGITS_TRAINED_ON], "test": order[DIGITS_TRAINED_ON:]}
 
     def open_split(members: np.ndarray) -> Split:
-        images = tf.constant(pixels[members])
-        classes = tf.constant(loaded.target[members].astype(np.int64))
-        return _indexed(len(members), lambda index, _: (images[index], classes[index]))
+        return array_split(pixels[members], loaded.target[members].astype(np.int64))
 
     return Source(
         labels=tuple(str(digit) for digit in loaded.target_names),

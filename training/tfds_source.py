@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
@@ -12,10 +13,12 @@ from bnzoo.preprocessing import Preprocessing
 
 from .command_line import BadFlags, RunFailed
 from .settings import did_you_mean
-from .sources import Source, Split
+from .sources import Source, Split, array_split
 
-# Examples are shuffled in a window of this many bytes: small sets as a whole, and about 4,700
-# encoded images of ImageNet, whose files are put into a new order in each epoch too.
+# Splits of at most this many bytes of decoded images of one size are read once, into memory.
+IN_MEMORY_BYTES = 256 * 2**20
+# Those of others are shuffled in a window of this many bytes, which is about 4,700 encoded images
+# of ImageNet, whose files are put into a new order in each epoch too.
 SHUFFLE_BYTES = 512 * 2**20
 # Files that are read at a time, one example from each in turn.
 INTERLEAVED_FILES = 16
@@ -36,6 +39,7 @@ def open_tfds(name: str, data_dir: str | None) -> Source:
     image_key, label_key = _image_and_label(name, info)
     features = info.features
     height, width, channels = features[image_key].shape
+    kept_channels = 1 if channels == 1 else 3
     examples = sum(split.num_examples for split in info.splits.values())
     window = math.ceil(SHUFFLE_BYTES * examples / max(info.dataset_size, 1))
 
@@ -69,16 +73,23 @@ def open_tfds(name: str, data_dir: str | None) -> Source:
             records = tf.data.Dataset.from_tensor_slices(columns).interleave(
                 _records, cycle_length=INTERLEAVED_FILES, num_parallel_calls=tf.data.AUTOTUNE
             )
+            # This graph's seed, which shuffle joins to its own. By default it is the process's
+            # global seed, on which the order must not depend; and for 0 it fails on a tensor.
+            tf.compat.v1.set_random_seed(1)
             return records.shuffle(min(window, chosen.num_examples), seed=seed)
 
         def ordered() -> tf.data.Dataset:
             return tf.data.Dataset.from_tensor_slices(files).flat_map(_records)
 
-        return Split(chosen.num_examples, shuffled, ordered, read)
+        streamed = Split(chosen.num_examples, shuffled, ordered, read)
+        pixels = (height or math.inf) * (width or math.inf) * kept_channels
+        if pixels * streamed.examples <= IN_MEMORY_BYTES:
+            return _loaded(streamed, Preprocessing((height, width), kept_channels))
+        return streamed
 
     return Source(
         labels=tuple(features[label_key].names),
-        channels=1 if channels == 1 else 3,
+        channels=kept_channels,
         image_size=(height, width) if height and width else None,
         open_split=open_split,
         split_names=tuple(info.splits),
@@ -87,6 +98,16 @@ def open_tfds(name: str, data_dir: str | None) -> Source:
 
 def _records(file: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> tf.data.Dataset:
     return tf.data.TFRecordDataset(file).skip(skip).take(take)
+
+
+def _loaded(split: Split, preprocessing: Preprocessing) -> Split:
+    """`split` in memory."""
+    read = split.ordered().map(
+        lambda record: split.read(record, preprocessing), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    blocks = list(read.batch(1000).as_numpy_iterator())
+    images, labels = (np.concatenate(column) for column in zip(*blocks, strict=True))
+    return array_split(images, labels)
 
 
 def _builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:

@@ -25,15 +25,20 @@ def data_dir(data_folder: str) -> str:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("split", ["test", "train[10%:12%]"])
-def test_mnist_has_the_examples_that_tfds_gives(split: str, data_dir: str) -> None:
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("split", ["test[:5000]", "train[10%:12%]"])
+def test_mnist_has_the_examples_that_tfds_gives(
+    split: str, in_memory: bool, data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not in_memory:
+        monkeypatch.setattr(tfds_source, "IN_MEMORY_BYTES", 1000)
     source = open_tfds("mnist", data_dir)
     assert source.labels == tuple("0123456789")
     assert (source.channels, source.image_size) == (1, (28, 28))
     opened = source.open_split(split)
     oracle = tfds.load("mnist", split=split, data_dir=data_dir, as_supervised=True).batch(20_000)
     images, labels = next(oracle.as_numpy_iterator())
-    assert opened.examples == len(labels)
+    assert (opened.examples, opened.in_memory) == (len(labels), in_memory)
     found = opened.ordered().map(lambda raw: opened.read(raw, GREY)).batch(20_000)
     found_images, found_labels = next(found.as_numpy_iterator())
     np.testing.assert_array_equal(found_labels, labels)
@@ -58,13 +63,17 @@ def test_cifar10_is_in_colour(data_dir: str) -> None:
 
 
 @pytest.mark.data
-def test_shuffled_is_a_permutation_that_depends_on_the_seed(data_dir: str) -> None:
+def test_shuffled_is_a_permutation_that_depends_on_the_seed(
+    data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tfds_source, "IN_MEMORY_BYTES", 0)
     split = open_tfds("mnist", data_dir).open_split("test[:500]")
     records = [raw.numpy() for raw in split.ordered()]
-    orders = [
-        [records.index(raw.numpy()) for raw in split.shuffled(tf.constant(seed, tf.int64))]
-        for seed in (5, 6, 5)
-    ]
+    orders = []
+    for global_seed, seed in ((1, 0), (1, 6), (0, 0)):
+        tf.random.set_seed(global_seed)
+        raw = tf.data.Dataset.range(seed, seed + 1).flat_map(split.shuffled)
+        orders.append([records.index(record) for record in raw.as_numpy_iterator()])
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(500))
     assert orders[0] == orders[2]
     assert np.sum(np.equal(orders[0], orders[1])) < 12
@@ -76,9 +85,10 @@ def test_shuffled_is_a_permutation_that_depends_on_the_seed(data_dir: str) -> No
 def test_small_windows_still_give_each_example_once(
     data_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tfds_source, "IN_MEMORY_BYTES", 0)
     monkeypatch.setattr(tfds_source, "SHUFFLE_BYTES", 10_000)
     split = open_tfds("mnist", data_dir).open_split("test[:300]")
-    order = [raw.numpy() for raw in split.shuffled(tf.constant(1, tf.int64))]
+    order = list(tf.data.Dataset.range(1).flat_map(split.shuffled).as_numpy_iterator())
     assert sorted(order) == sorted(raw.numpy() for raw in split.ordered())
 
 
