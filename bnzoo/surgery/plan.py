@@ -15,7 +15,7 @@ from bnzoo.layers import BatchNormalization
 
 from .absorbers import ABSORBERS
 from .affine import Affine, NotFoldable, Weights, batch_norm_affine, channel_axis
-from .graph import Call, Graph, hidden_layers, layers_in, unwrap
+from .graph import Call, Graph, hidden_layers, is_walkable, layers_in, unwrap
 from .passing import CROSSINGS
 from .report import BatchNormFate
 
@@ -53,7 +53,8 @@ class Plan:
                 layer = unwrap(call.operation)
                 self._calls[id(layer)].append(call)
                 # Of a wrapped or hidden layer, the tensors that it gets are not in a graph.
-                self._unseen |= {id(hidden) for hidden in hidden_layers(layer)}
+                if not is_walkable(layer):
+                    self._unseen |= {id(hidden) for hidden in hidden_layers(layer)}
                 if layer is not call.operation:
                     self._unseen.add(id(layer))
         self._decide(list(layers_in(graphs)))
@@ -104,8 +105,6 @@ class Plan:
         calls = self._calls[id(layer)]
         if any(call.trains for call in calls):
             return "it is called with training=True"
-        if any(len(call.inputs) > 1 for call in calls):
-            return "it is called with a mask"
         if not all(tf.as_dtype(call.input.dtype).is_floating for call in calls):
             return "its inputs are integers"
         try:

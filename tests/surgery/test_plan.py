@@ -105,8 +105,8 @@ def test_norm_used_twice_of_which_once_elsewhere() -> None:
 
 def test_norm_after_itself() -> None:
     inputs, norm = keras.Input((3,)), L.BatchNormalization(name="bn")
-    _, report = _fold(inputs, norm(norm(inputs)))
-    assert "'bn' is called elsewhere too" in _reason(report)
+    _, report = _fold(inputs, norm(norm(L.Dense(3)(inputs))))
+    assert "backward: 'bn' is called elsewhere too" in _reason(report)
 
 
 def test_calls_that_need_different_weights() -> None:
@@ -302,11 +302,15 @@ def test_mask_that_is_passed_on() -> None:
     np.testing.assert_allclose(folded(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_mask_of_its_own_is_kept() -> None:
+def test_mask_that_is_given() -> None:
     inputs, mask = keras.Input((4, 3)), keras.Input((4,), dtype="bool")
-    model = keras.Model([inputs, mask], L.BatchNormalization()(inputs, mask=mask))
-    _, report = fold_batch_norm(model, return_report=True)
-    assert report.batch_norms[0].reason == "it is called with a mask"
+    x = L.BatchNormalization()(L.Dense(3)(inputs), mask=mask)
+    x = L.BatchNormalization()(L.ReLU()(x), mask=mask)
+    model = randomize(keras.Model([inputs, mask], L.GlobalAveragePooling1D()(x)))
+    folded, report = fold_batch_norm(model, return_report=True)
+    assert [fate.outcome for fate in report.batch_norms] == ["folded", "affine"]
+    x = [example(model)[0], np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], "bool")]
+    np.testing.assert_allclose(folded(x), model(x), rtol=1e-5, atol=1e-6)
 
 
 def test_integers_are_kept() -> None:
