@@ -61,7 +61,7 @@ LAYERS: Mapping[str, Instance] = {
         lambda: SpatialPyramidPooling(bins=(3, 2, 1), name="it"), (6, 6, 3), 0
     ),
     "sliding_spatial_pyramid_pooling": Instance(
-        lambda: SlidingSpatialPyramidPooling(6, bins=(3, 2, 1), name="it"), (8, 7, 3), 0
+        lambda: SlidingSpatialPyramidPooling((6, 6), bins=(3, 2, 1), name="it"), (8, 7, 3), 0
     ),
 }
 
@@ -89,7 +89,8 @@ MODELS: Mapping[str, Instance] = {
 
 
 def as_model(instance: Instance) -> keras.Model:
-    """A model, or a model around a layer, with weights that are not those it starts with."""
+    """A model, or a model around a layer, seeded; its weights are not those it starts with."""
+    keras.utils.set_random_seed(17)
     made = instance.make()
     if not isinstance(made, keras.Model):
         inputs = keras.Input(instance.input_shape)

@@ -19,11 +19,10 @@ every_layer = pytest.mark.parametrize("instance", LAYERS.values(), ids=LAYERS)
 
 
 @every
-def test_number_of_weights_and_names(instance: Instance) -> None:
+def test_number_of_weights(instance: Instance) -> None:
     model = as_model(instance)
     weights = [w for w in model.weights if "seed_generator" not in w.path]
     assert len(weights) == instance.weights
-    assert len({w.path for w in weights}) == len(weights)
 
 
 @every_layer
@@ -86,12 +85,7 @@ def test_mixed_precision(instance: Instance, policy: str) -> None:
     assert y.dtype == model.compute_dtype
     # bfloat16 keeps 8 bits: 1/256 a step, through at most a few dozen layers.
     scale = float(tf.reduce_max(tf.abs(expected)))
-    np.testing.assert_allclose(tf.cast(y, tf.float32), expected, rtol=0, atol=0.1 * scale + 1e-3)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf.cast(model(inputs_for(instance, 2), training=True), tf.float32))
-    weights = model.trainable_variables
-    for gradient in tape.gradient(loss, [w.value for w in weights]):
-        assert gradient.dtype == tf.float32
+    np.testing.assert_allclose(tf.cast(y, tf.float32), expected, rtol=0, atol=0.1 * scale)
 
 
 @every
