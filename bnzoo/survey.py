@@ -230,7 +230,8 @@ def _shares(x: Any, strategy: tf.distribute.Strategy) -> list[Any]:
 
 def _over_processes(own: np.ndarray, strategy: tf.distribute.Strategy) -> np.ndarray:
     """The tally over all processes that train a model together, the same in each of them."""
-    if strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1 or replicas == len(strategy.extended.worker_devices):
         return own  # There is no other process.
     # What is gathered is one value a replica: the first of this process gives it all.
     values = itertools.chain([own], itertools.repeat(np.zeros_like(own)))
