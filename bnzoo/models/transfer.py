@@ -119,10 +119,10 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, st
     """Why weights of one layer do not go into another, by their names; empty if they do."""
     differing = {}
     for name in [*new, *(name for name in old if name not in new)]:
-        there = f"shape {tuple(old[name].shape)} in the source" if name in old else "not there"
-        here = f"{tuple(new[name].shape)} here" if name in new else "none here"
+        there = f"shape {tuple(old[name].shape)}" if name in old else "none"
+        here = f"{tuple(new[name].shape)}" if name in new else "none"
         if name not in old or name not in new or old[name].shape != new[name].shape:
-            differing[name] = f"{there}, {here}"
+            differing[name] = f"{there} in the source, {here} here"
     return differing
 
 
@@ -133,8 +133,8 @@ def _fit_channels(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, n
         fitted["kernel"] = adapt_kernel(fitted["kernel"], new["kernel"].shape[2])
     elif "depthwise_kernel" in old and "depthwise_kernel" in new:
         channels, multiplier = new["depthwise_kernel"].shape[2:]
-        kernel = adapt_kernel(_multiplied(**_halves(fitted)), channels)
-        fitted.update(_split(kernel, multiplier))
+        full = _multiplied(fitted["depthwise_kernel"], fitted["pointwise_kernel"])
+        fitted.update(_split(adapt_kernel(full, channels), multiplier))
     same = fitted.keys() == new.keys() and all(
         fitted[name].shape == tuple(weight.shape) for name, weight in new.items()
     )
@@ -149,10 +149,6 @@ def adapt_kernel(kernel: np.ndarray, channels: int) -> np.ndarray:
     return kernel[:, :, np.arange(channels) % old] * (old / channels)
 
 
-def _halves(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: weights[f"{name}_kernel"] for name in ("depthwise", "pointwise")}
-
-
 def _multiplied(depthwise: np.ndarray, pointwise: np.ndarray) -> np.ndarray:
     """The full kernel [k, k, c, d] of a separable convolution, depthwise [k, k, c, m]."""
     channels, multiplier = depthwise.shape[2:]
@@ -164,10 +160,13 @@ def _split(kernel: np.ndarray, multiplier: int) -> dict[str, np.ndarray]:
     """The separable kernels closest to a full one: for each channel a truncated SVD."""
     side, _, channels, filters = kernel.shape
     per_channel = kernel.transpose(2, 0, 1, 3).reshape(channels, side * side, filters)
-    left, singular, right = np.linalg.svd(per_channel, full_matrices=False)
-    root = np.sqrt(singular[:, :multiplier])
-    depthwise = left[:, :, :multiplier] * root[:, None, :]  # [c, k k, m]
-    pointwise = root[:, :, None] * right[:, :multiplier]  # [c, m, d]
+    left, singular, right = np.linalg.svd(per_channel)  # [c, k k, k k], [c, r], [c, d, d]
+    rank = min(multiplier, singular.shape[1])
+    # Orthonormal filters also beyond the rank, where only their weights are zero: with both halves
+    # zero no gradient would reach either.
+    depthwise = left[:, :, :multiplier]  # [c, k k, m]
+    pointwise = np.zeros((channels, multiplier, filters))
+    pointwise[:, :rank] = singular[:, :rank, None] * right[:, :rank]
     return {
         "depthwise_kernel": depthwise.reshape(channels, side, side, -1).transpose(1, 2, 0, 3),
         "pointwise_kernel": pointwise.reshape(1, 1, -1, filters),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bnzoo.models import bn_inception, feature_extractor, transfer_weights
+from bnzoo.models.transfer import adapt_kernel
 
 from .numpy_inception import randomize
 
@@ -51,41 +52,43 @@ def test_same_network_loads_whole(source):
     assert len(report.loaded) == len(target.weights)
 
 
-@pytest.mark.parametrize("stem", ["conv", "small"])
-@pytest.mark.parametrize("channels", [1, 2, 4, 6])
-def test_other_input_channels(stem, channels):
-    source, target = network(stem=stem), network(channels, stem=stem)
-    first = "conv1_3x3_s2" if stem == "small" else "conv1_7x7_s2"
-    old = source.get_layer(first).kernel.numpy()
-    report = transfer_weights(source, target)
-    new = target.get_layer(first).kernel.numpy()
-    if channels == 1:
-        np.testing.assert_allclose(new[:, :, 0], old.sum(axis=2), rtol=1e-6)
-    else:
+def test_channels_of_a_kernel():
+    old = np.random.default_rng(0).normal(size=(3, 3, 3, 5))
+    one = adapt_kernel(old, 1)
+    np.testing.assert_allclose(one[:, :, 0], old[:, :, 0] + old[:, :, 1] + old[:, :, 2])
+    for channels in (2, 4, 6, 7):
+        new = adapt_kernel(old, channels)
+        assert new.shape == (3, 3, channels, 5)
         for channel in range(channels):
-            np.testing.assert_allclose(
-                new[:, :, channel], old[:, :, channel % 3] * 3 / channels, rtol=1e-6
-            )
+            np.testing.assert_allclose(new[:, :, channel], old[:, :, channel % 3] * 3 / channels)
+
+
+@pytest.mark.parametrize(
+    ("stem", "first", "channels"),
+    [("conv", "conv1_7x7_s2", 1), ("small", "conv1_3x3_s2", 6)],
+)
+def test_other_input_channels(stem, first, channels):
+    source, target = network(stem=stem), network(channels, stem=stem)
+    report = transfer_weights(source, target)
+    old, new = source.get_layer(first).kernel, target.get_layer(first).kernel
     assert dict(report.adapted) == {
-        f"{first}/kernel": f"shape {old.shape} in the source, {new.shape} here"
+        f"{first}/kernel": f"shape {tuple(old.shape)} in the source, {tuple(new.shape)} here"
     }
-    # Six channels are the three twice, at half the weight each; one is their common value.
+    # One channel is the common value of the three, six are the three twice at half the weight.
     rng = np.random.default_rng(0)
-    if channels == 6:
-        x = rng.normal(size=(2, 32, 32, 3))
-        same = np.concatenate([x, x], axis=-1)
-    elif channels == 1:
-        same = rng.normal(size=(2, 32, 32, 1))
-        x = np.repeat(same, 3, axis=-1)
-    else:
-        return
-    expected = last_map(source, x)
-    np.testing.assert_allclose(last_map(target, same), expected, atol=1e-5 * np.max(expected))
+    image = rng.normal(size=(2, 32, 32, 3 if channels == 6 else 1))
+    as_three = image if channels == 6 else np.repeat(image, 3, axis=-1)
+    as_given = np.concatenate([image, image], axis=-1) if channels == 6 else image
+    expected = last_map(source, as_three)
+    got = last_map(target, as_given)
+    np.testing.assert_allclose(got, expected, atol=1e-5 * np.max(expected))
 
 
-@pytest.mark.parametrize("channels", [4, 6])
-def test_separable_stem_for_more_channels_is_exact(channels):
-    source, target = network(stem="separable"), network(channels, stem="separable")
+# Of width 0.0625, less filters (4) than depthwise channels of one input channel (8); of 0.25, more.
+@pytest.mark.parametrize(("channels", "width"), [(4, 0.0625), (5, 0.25)])
+def test_separable_stem_for_more_channels_is_exact(channels, width):
+    options = {"stem": "separable", "width_multiplier": width, "include_top": False}
+    source, target = network(**options), network(channels, **options)
     report = transfer_weights(source, target)
     assert set(report.adapted) == {
         "conv1_7x7_s2/depthwise_kernel",
@@ -124,7 +127,7 @@ def test_auxiliary_heads_start_new():
     source, target = network(**arguments), network(**arguments, auxiliary="caffe")
     report = transfer_weights(source, target)
     assert all(name.startswith("auxiliary_") for name in report.not_loaded)
-    assert report.not_loaded["auxiliary_1/bias"] == "not there in the source, (10,) here"
+    assert report.not_loaded["auxiliary_1/bias"] == "none in the source, (10,) here"
     assert len(report.not_loaded) == 2 * (1 + 4 + 1 + 4 + 2)
     back = transfer_weights(target, source)
     assert set(back.not_used) == set(report.not_loaded)
@@ -149,7 +152,7 @@ def test_report_reads_well(source):
         ),
         (
             {"activation": "prelu"},
-            r"'conv1_7x7_s2_prelu' differs: alpha: not there in the source, \(1, 1, 4\) here",
+            r"'conv1_7x7_s2_prelu' differs: alpha: none in the source, \(1, 1, 4\) here",
         ),
         (
             {"batch_norm_scale": False},
