@@ -32,7 +32,7 @@ def export(
     *,
     version: str | None = None,
     examples_dir: Path | None = None,
-    max_difference: float = 1e-4,
+    max_difference: float | None = None,
 ) -> Path:
     """Exports a run, and prints what it did.
 
@@ -41,7 +41,8 @@ def export(
         out: the folder of the versions.
         version: None for the first one, "next" or a number.
         examples_dir: encoded images to compare on. Default: those in the run directory.
-        max_difference: see `Comparison.largest`; beyond it nothing is published.
+        max_difference: see `Comparison.largest`; beyond it nothing is published. Default: what
+            rounding explains.
 
     Returns:
         The SavedModel's folder.
@@ -55,7 +56,7 @@ def export(
 
     from .run_directory import read_examples, read_run, synthetic_examples
     from .signatures import build_signatures, save_signatures
-    from .verify import compare
+    from .verify import allowed_difference, compare
 
     run = read_run(run_dir)
     examples = read_examples(examples_dir or run_dir / EXAMPLES)
@@ -72,6 +73,8 @@ def export(
     for fate in report.batch_norms:
         if fate.outcome != "folded":
             print(f"  {fate}")
+    if max_difference is None:
+        max_difference = allowed_difference(run.network)
     with written_aside(out, number) as aside:
         signatures = build_signatures(folded, run.preprocessing, run.labels)
         save_signatures(signatures, run.assets, aside)
@@ -138,9 +141,10 @@ def _flags() -> flags.FlagValues:
     )
     flags.DEFINE_float(
         "max_difference",
-        1e-4,
+        None,
         "Largest difference of a probability to that of the unfolded network, as a fraction of "
-        "the image's largest probability; beyond it nothing is published.",
+        "the image's largest probability; beyond it nothing is published. Default: what rounding "
+        "explains, 1e-4 in float32, 1e-2 in float16 and 8e-2 in bfloat16.",
         flag_values=values,
     )
     return values
@@ -158,7 +162,7 @@ def _parse(values: flags.FlagValues, argv: Sequence[str]) -> tuple[Path, Path]:
         raise BadFlags(
             f"--version must be {NEXT} or a whole number. Received: --version={values.version}"
         )
-    if not 0 <= values.max_difference < math.inf:
+    if values.max_difference is not None and not 0 <= values.max_difference < math.inf:
         raise BadFlags(
             "--max_difference must be a number of at least 0. "
             f"Received: --max_difference={values.max_difference}"

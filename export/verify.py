@@ -14,6 +14,16 @@ from bnzoo.preprocessing import Preprocessing
 
 from .errors import ExportFailed
 
+# What folding may change by rounding alone, as `Comparison.largest`, by the type that the network
+# computes in: about ten of its rounding units, as the errors of many layers add up; for float32 a
+# thousand, which is still below anything that matters.
+ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
+
+
+def allowed_difference(network: keras.Model) -> float:
+    """The `ROUNDING` of the least precise layer."""
+    return max(ROUNDING.get(layer.compute_dtype, 0.0) for layer in network.layers)
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:

@@ -6,9 +6,10 @@ import keras
 import numpy as np
 import pytest
 
+from bnzoo.surgery import fold_batch_norm
 from export.errors import ExportFailed
 from export.signatures import build_signatures, save_signatures
-from export.verify import compare
+from export.verify import allowed_difference, compare
 from tests.export.runs import LABELS, PREPROCESSING, encoded_image, small_network
 
 EXAMPLES = [encoded_image(seed, 20 + seed) for seed in range(4)]
@@ -63,3 +64,21 @@ def test_other_preprocessing_in_the_graph_is_found(network: keras.Model, tmp_pat
 def test_an_example_that_is_no_image(network: keras.Model, folder: Path) -> None:
     with pytest.raises(ExportFailed, match=r"^an example is no image: [^\n]+$"):
         compare(folder, network, PREPROCESSING, [b"text"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed"), [("float32", 1e-4), ("mixed_float16", 1e-2), ("mixed_bfloat16", 8e-2)]
+)
+def test_folding_under_each_policy_differs_by_rounding(
+    policy: str, allowed: float, tmp_path: Path
+) -> None:
+    keras.config.set_dtype_policy(policy)
+    try:
+        network = small_network()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert allowed_difference(network) == allowed
+    folded = fold_batch_norm(network)
+    save_signatures(build_signatures(folded, PREPROCESSING, LABELS), [], tmp_path / "1")
+    for comparison in compare(tmp_path / "1", network, PREPROCESSING, EXAMPLES).values():
+        assert comparison.largest <= allowed / 2
