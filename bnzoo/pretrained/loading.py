@@ -22,6 +22,7 @@ FAMILIES: Mapping[str, Family] = {
     "mxnet": mxnet.FAMILY,
     "onnx": onnx.FAMILY,
 }
+SOURCES = tuple(FAMILIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Checkpoint:
 
     Attributes:
         path: the file.
-        source: a row of `FAMILIES`.
+        source: one of `SOURCES`.
         form_name: the row of `bnzoo.models.FORMS` that the weights are for.
         tensors: those of the file, by name.
     """
@@ -45,11 +46,15 @@ class Checkpoint:
         """The network, pixels and labels that go with the weights."""
         return FORMS[self.form_name]
 
+    @property
+    def classes(self) -> int | None:
+        """The number of classes in the file, background included; None without a classifier."""
+        return FAMILIES[self.source].classes(self.tensors)
+
     def build(self, classifier_activation: Any = "softmax", **arguments: Any) -> keras.Model:
         """See `from_checkpoint`."""
-        classes = FAMILIES[self.source].classes(self.tensors)
-        if classes is not None:
-            arguments = {"classes": classes, **arguments}
+        if self.classes is not None:
+            arguments = {"classes": self.classes, **arguments}
         model = self.form.build(classifier_activation=classifier_activation, **arguments)
         self.load_into(model)
         return model
@@ -78,9 +83,9 @@ def read_checkpoint(path: str | os.PathLike[str], source: str) -> Checkpoint:
         ValueError: an unknown source, or a file that is none of it, or damaged.
         ImportError: PyTorch or ONNX is needed to read the file, and missing.
     """
-    if source not in FAMILIES:
+    if source not in SOURCES:
         raise ValueError(
-            f"`source` must be one of {', '.join(map(repr, FAMILIES))}. Received: source={source!r}"
+            f"`source` must be one of {', '.join(map(repr, SOURCES))}. Received: source={source!r}"
         )
     family, path = FAMILIES[source], os.fspath(path)
     try:
