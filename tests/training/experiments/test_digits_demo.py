@@ -29,10 +29,10 @@ def test_best_and_steps_to() -> None:
 
 def test_table() -> None:
     assert digits_demo.table([BASELINE, BETTER]).splitlines() == [
-        "| recipe    | rate | best held-out accuracy | steps to 75.00% | seconds |",
-        "| ---       | ---: | ---:                   | ---:            | ---:    |",
-        "| inception | 0.01 | 75.00%                 | 90              | 31      |",
-        "| bn_x5     | 0.05 | 90.00%                 | 90              | 46      |",
+        "| recipe    | rate  | best held-out accuracy | steps to 75.00% | seconds |",
+        "| ---       | ---:  | ---:                   | ---:            | ---:    |",
+        "| inception | 0.003 | 75.00%                 | 90              | 31      |",
+        "| bn_x5     | 0.015 | 90.00%                 | 90              | 46      |",
     ]
 
 
@@ -93,7 +93,7 @@ def test_leaves_what_the_export_and_the_comparison_need(
     assert digits_demo.run(str(tmp_path)) == 0
     printed = capsys.readouterr().out
     assert "$ bnzoo-train --recipe=inception --dataset=digits " in printed
-    assert "| bn_x5     | 0.05 | 75.00%                 | 90 " in printed
+    assert "| bn_x5     | 0.015 | 75.00%                 | 90 " in printed
     assert os.readlink(tmp_path / "better") == "bn_x5"
     assert (tmp_path / "curves.png").exists()
     assert len(os.listdir(tmp_path / "bn_x5" / "examples")) == 16
