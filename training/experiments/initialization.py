@@ -35,8 +35,8 @@ FLAGS = {
     "What is measured": [
         Flag("networks", "integer", "Random networks of each kind that are averaged.", 4),
         Flag("images", "integer", "Images of Gaussian noise through each network.", 2),
-        Flag("image_size", "integer", "Side of an image for prelu_net_30, in pixels.", 224),
-        Flag("width_multiplier", "float", "Factor of the widths of prelu_net_30.", 1.0),
+        Flag("image_size", "integer", "Side of an image for prelu_net_30, in pixels.", 128),
+        Flag("width_multiplier", "float", "Factor of the widths of prelu_net_30.", 0.5),
         Flag("filters", "integer", "Filters of each layer of the chain.", 256),
         Flag("map_size", "integer", "Side of the maps of the chain, in places.", 12),
         Flag("seed", "integer", "Seed of the weights and of the noise.", 0),
@@ -198,8 +198,9 @@ layers follow the same rule here.
 
 ![Mean squares by layer](initialization.png)
 
-`{command}`: {seconds:.0f} s on {os.cpu_count()} cores
-({platform.machine()}), Keras {keras.__version__}, TensorFlow {tf.__version__}.
+`{command}`: {seconds:.0f} s of processor time
+({platform.machine()}, {os.cpu_count()} cores), Keras {keras.__version__},
+TensorFlow {tf.__version__}.
 """
 
 
@@ -272,9 +273,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise BadFlags(
                 f"--image_size must be at least 17. Received: --image_size={settings['image_size']}"
             )
-        start = time.perf_counter()
+        start = time.process_time()
         curves = measure(**settings)
-        write(curves, arguments[0], given, time.perf_counter() - start)
+        write(curves, arguments[0], given, time.process_time() - start)
         print(table(curves))
 
     usage = "python -m training.experiments.initialization FOLDER [flags]"
