@@ -20,6 +20,8 @@ IN_MEMORY_BYTES = 256 * 2**20
 # Those of others are shuffled in a window of this many bytes, which is about 4,700 encoded images
 # of ImageNet, whose files are put into a new order in each epoch too.
 SHUFFLE_BYTES = 512 * 2**20
+# Bytes that are read from a file at a time.
+READ_BYTES = 2**20
 # Files that are read at a time, one example from each in turn.
 INTERLEAVED_FILES = 16
 
@@ -97,7 +99,7 @@ def open_tfds(name: str, data_dir: str | None) -> Source:
 
 
 def _records(file: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> tf.data.Dataset:
-    return tf.data.TFRecordDataset(file).skip(skip).take(take)
+    return tf.data.TFRecordDataset(file, buffer_size=READ_BYTES).skip(skip).take(take)
 
 
 def _loaded(split: Split, preprocessing: Preprocessing) -> Split:

@@ -1,0 +1,114 @@
+"""The learning rate, momentum, and which variables L2 applies to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bnzoo.layers import BatchNormalization, PReLU
+from training.optimizers import build_optimizer, kernels, l2_loss, learning_rate_schedule
+from training.settings import resolve
+
+from .helpers import given, settings
+
+
+@pytest.mark.parametrize("recipe", ["inception", "bn_x5", "bn_x30", "mnist_bn"])
+def test_schedule_is_the_closed_form(recipe: str) -> None:
+    chosen = resolve(given(f"--recipe={recipe}"))
+    schedule = learning_rate_schedule(chosen, examples=50_000)
+    rates = {"inception": 0.0015, "bn_x5": 0.0075, "bn_x30": 0.045, "mnist_bn": 0.1}
+    # 4% less every 8 epochs (Szegedy et al. 2014), six times faster with BN, none for MNIST.
+    factor = {"inception": 0.96, "mnist_bn": 1.0}.get(recipe, 0.96**6)
+    for step in (0, 1, 1000, 12_500, 100_000):
+        epochs = step * chosen.batch_size / 50_000
+        expected = rates[recipe] * factor ** (epochs / 8)
+        np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
+
+
+def test_momentum_against_numpy() -> None:
+    chosen = settings(
+        "--momentum=0.9", "--learning_rate=0.1", "--decay_rate=0.5", "--decay_epochs=2"
+    )
+    optimizer = build_optimizer(chosen, examples=chosen.batch_size)  # One step is one epoch.
+    variable = keras.Variable(np.array([1.0, -2.0], np.float32))
+    optimizer.build([variable])
+    weights, velocity = np.array([1.0, -2.0]), np.zeros(2)
+    for step, gradient in enumerate(np.random.default_rng(0).normal(size=(6, 2))):
+        optimizer.apply([tf.constant(gradient, tf.float32)], [variable])
+        velocity = 0.9 * velocity - 0.1 * 0.5 ** (step / 2) * gradient
+        weights = weights + velocity
+        np.testing.assert_allclose(variable.numpy(), weights, rtol=1e-5)
+
+
+def test_only_float16_needs_a_scale_of_the_loss() -> None:
+    kinds = [
+        type(build_optimizer(settings(f"--precision={precision}"), 100)).__name__
+        for precision in ("float32", "mixed_bfloat16", "mixed_float16")
+    ]
+    assert kinds == ["SGD", "SGD", "LossScaleOptimizer"]
+
+
+def every_kind_of_layer() -> keras.Model:
+    inner = keras.Sequential(
+        [
+            keras.layers.Input((4, 4, 6)),
+            # Names that mislead: what decays is told by the attribute alone.
+            keras.layers.Dense(5, name="gamma"),
+            BatchNormalization(name="kernel"),
+        ],
+        name="inner",
+    )
+    image = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(4, 3, strides=2, padding="same")(image)
+    x = keras.layers.BatchNormalization()(x)
+    x = PReLU()(x)
+    x = keras.layers.SeparableConv2D(6, 3, padding="same", depth_multiplier=2)(x)
+    x = keras.layers.DepthwiseConv2D(3, padding="same")(x)
+    x = inner(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    shared = keras.layers.Dense(5)
+    x = shared(shared(x))
+    frozen = keras.layers.Dense(5, trainable=False)
+    return keras.Model(image, keras.layers.Dense(2, activation="softmax")(frozen(x)))
+
+
+def test_kernels_are_chosen_by_identity() -> None:
+    model = every_kind_of_layer()
+    # (3,3,3,4) conv; depthwise (3,3,4,2) and pointwise (1,1,8,6) of the separable; depthwise
+    # (3,3,6,1); (6,5) inside; (5,5) once though called twice; (5,2). Not the frozen (5,5).
+    assert sorted(tuple(variable.shape) for variable in kernels(model)) == sorted(
+        [(3, 3, 3, 4), (3, 3, 4, 2), (1, 1, 8, 6), (3, 3, 6, 1), (6, 5), (5, 5), (5, 2)]
+    )
+
+
+def test_only_kernels_decay_also_after_save_and_load(tmp_path: Path) -> None:
+    """Case 49: a list of excluded names is lost with the model's configuration."""
+    model = every_kind_of_layer()
+    random = np.random.default_rng(3)
+    for variable in model.trainable_variables:
+        variable.assign(random.uniform(0.5, 1.5, variable.shape))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        chosen = {id(variable) for variable in kernels(one)}
+        with tf.GradientTape() as tape:
+            loss = l2_loss(kernels(one), 0.25)
+        expected = 0.125 * sum(np.sum(np.float64(v.numpy()) ** 2) for v in kernels(one))
+        np.testing.assert_allclose(loss, expected, rtol=1e-6)
+        gradients = tape.gradient(loss, one.trainable_variables)
+        for variable, gradient in zip(one.trainable_variables, gradients, strict=True):
+            if id(variable) in chosen:
+                np.testing.assert_allclose(gradient, 0.25 * variable.numpy(), rtol=1e-6)
+            else:
+                assert gradient is None
+                assert variable.path.split("/")[-1] in ("bias", "gamma", "beta", "alpha")
+        assert len(chosen) == 7
+
+
+def test_no_l2_without_weight_or_kernels() -> None:
+    assert float(l2_loss(kernels(every_kind_of_layer()), 0.0)) == 0.0
+    assert float(l2_loss([], 0.1)) == 0.0

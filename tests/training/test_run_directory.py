@@ -1,0 +1,95 @@
+"""The run directory: what may be written into it, and how."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from training import run_directory
+from training.command_line import BadFlags, RunFailed
+from training.run_directory import check_run_dir, clear, read_config, write_config, write_text
+
+from .helpers import settings
+
+
+def test_config_has_every_flag_the_versions_and_the_seed(tmp_path: Path) -> None:
+    chosen = settings("--seed=5", "--model_args=epsilon=0.01")
+    write_config(str(tmp_path), chosen, {"train_examples": 7})
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config == read_config(str(tmp_path))
+    assert config["seed"] == config["flags"]["seed"] == 5
+    assert config["flags"]["model_args"] == {"epsilon": 0.01}
+    assert config["data"] == {"train_examples": 7}
+    assert config["versions"]["tensorflow"] == metadata.version("tensorflow")
+    assert set(config["versions"]) > {"python", "bnzoo", "keras", "numpy"}
+    check_run_dir(str(tmp_path), chosen, overwrite=False)
+
+
+def test_another_configuration_is_refused_naming_the_flags(tmp_path: Path) -> None:
+    write_config(str(tmp_path), settings("--seed=5", "--steps=10"), {})
+    other = settings("--seed=6", "--steps=20")
+    with pytest.raises(BadFlags) as caught:
+        check_run_dir(str(tmp_path), other, overwrite=False)
+    assert str(caught.value) == (
+        f"--run_dir={tmp_path} holds a run with other flags: --seed (there 5, now 6), --steps "
+        "(there 10, now 20). Give another --run_dir, the same flags, or --overwrite"
+    )
+    check_run_dir(str(tmp_path), other, overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_other_folders_are_never_touched(overwrite: bool, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(BadFlags, match=r"must be new, empty or the folder of a run\. .* config"):
+        check_run_dir(str(tmp_path), settings(), overwrite)
+    with pytest.raises(BadFlags, match=r"--run_dir must be a folder\. Received: .*, a file"):
+        check_run_dir(str(tmp_path / "thesis.tex"), settings(), overwrite)
+
+
+def test_new_and_empty_folders_are_fit(tmp_path: Path) -> None:
+    check_run_dir(str(tmp_path / "new"), settings(), overwrite=False)
+    check_run_dir(str(tmp_path), settings(), overwrite=False)
+    # A process that was killed as it wrote its first file.
+    (tmp_path / ".partial.config.json").write_text("{")
+    check_run_dir(str(tmp_path), settings(), overwrite=False)
+
+
+def test_clear_deletes_the_run_alone(tmp_path: Path) -> None:
+    write_config(str(tmp_path), settings(), {})
+    for name in ("model.keras", "preprocessing.json", "labels.txt", "metrics.csv", "notes.txt"):
+        (tmp_path / name).write_text("x")
+    for name in ("checkpoints", "tensorboard"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    clear(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_file_is_never_half_written(tmp_path: Path) -> None:
+    path = tmp_path / "labels.txt"
+    write_text(str(path), "old")
+
+    def killed(partial: str) -> None:
+        Path(partial).write_text("ne")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_directory.write_aside(str(path), killed)
+    assert path.read_text() == "old"
+    write_text(str(path), "new")
+    assert path.read_text() == "new"
+    assert [file.name for file in tmp_path.iterdir()] == ["labels.txt"]
+
+
+def test_config_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BadFlags, match=r"is not the folder of a run: it has no config\.json"):
+        read_config(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunFailed, match=r"config\.json is damaged: "):
+        read_config(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"format_version": 99}')
+    with pytest.raises(RunFailed, match="is of format 99; this version reads 1"):
+        read_config(str(tmp_path))
