@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -16,19 +14,11 @@ from bnzoo.layers import BatchNormalization
 from .absorbers import ABSORBERS
 from .affine import Affine, NotFoldable, Weights, batch_norm_affine, channel_axis
 from .graph import Call, Graph, hidden_layers, is_walkable, layers_in, unwrap
-from .passing import CROSSINGS
 from .report import BatchNormFate
+from .search import Direction, Placement, Search
 
 # By exact class: one derived from these may compute something else.
 FOLDABLE = (keras.layers.BatchNormalization, BatchNormalization)
-
-
-@dataclass(frozen=True)
-class _Placement:
-    """A layer that is to take in an affine map, at one of its calls."""
-
-    call: Call
-    affine: Affine
 
 
 class Plan:
@@ -57,6 +47,7 @@ class Plan:
                     self._unseen |= {id(hidden) for hidden in hidden_layers(layer)}
                 if layer is not call.operation:
                     self._unseen.add(id(layer))
+        self._search = Search(self.folded, self.affines)
         self._decide(list(layers_in(graphs)))
 
     def input_rank(self, layer: keras.Layer) -> int:
@@ -80,14 +71,15 @@ class Plan:
                     waiting.append((layer, path))
         # Backward first: it leaves the fewest operations where both ways are open.
         reasons: dict[int, list[str]] = defaultdict(list)
-        for direction in (_Backward, _Forward):
+        directions: tuple[Direction, ...] = ("backward", "forward")
+        for direction in directions:
             for layer, path in waiting:
                 if id(layer) in self.folded:
                     continue
                 try:
                     self._fold(layer, path, direction)
                 except NotFoldable as error:
-                    reasons[id(layer)].append(f"{direction.name}: {error}")
+                    reasons[id(layer)].append(f"{direction}: {error}")
         for layer, path in waiting:
             if id(layer) in self.affines:
                 self._note(layer, path, "affine", "; ".join(reasons[id(layer)]))
@@ -114,16 +106,16 @@ class Plan:
             return str(error)
         return ""
 
-    def _fold(self, layer: keras.Layer, path: str, direction: type[_Direction]) -> None:
+    def _fold(self, layer: keras.Layer, path: str, direction: Direction) -> None:
         """Folds the layer into those that the direction leads to; else raises NotFoldable."""
         if id(layer) in self._unseen:
             raise NotFoldable("it is called inside another layer")
         affine = self.affines[id(layer)]
-        by_layer: dict[int, list[_Placement]] = defaultdict(list)
+        by_layer: dict[int, list[Placement]] = defaultdict(list)
         for call in self._calls[id(layer)]:
             if call.input.dtype != call.output.dtype:
                 raise NotFoldable(f"it makes {call.output.dtype} of {call.input.dtype}")
-            for placement in direction(self, call.graph).placements(call, affine):
+            for placement in self._search.placements(call, affine, direction):
                 by_layer[id(placement.call.operation)].append(placement)
         # All or none: what is computed here is stored only when every layer has agreed.
         weights: dict[int, Weights] = {}
@@ -142,7 +134,7 @@ class Plan:
         into = tuple(placements[0].call.operation.name for placements in by_layer.values())
         self.fates[id(layer)] = BatchNormFate(path, "folded", into)
 
-    def _require_all_calls(self, target: keras.Layer, placements: list[_Placement]) -> None:
+    def _require_all_calls(self, target: keras.Layer, placements: list[Placement]) -> None:
         called = {id(call) for call in self._calls[id(target)]}
         if id(target) in self._unseen or called != {id(p.call) for p in placements}:
             raise NotFoldable(f"'{target.name}' is called elsewhere too")
@@ -154,12 +146,12 @@ class Plan:
             if not same:
                 raise NotFoldable(f"the calls of '{target.name}' would need different weights")
 
-    def _absorb(self, target: keras.Layer, affine: Affine, direction: type[_Direction]) -> Weights:
+    def _absorb(self, target: keras.Layer, affine: Affine, direction: Direction) -> Weights:
         if target.quantization_mode is not None or getattr(target, "lora_enabled", False):
             raise NotFoldable(f"'{target.name}' is quantized or has LoRA weights")
         absorber, rank = ABSORBERS[type(target)], self.input_rank(target)
         old = self.weights.get(id(target)) or absorber.load(target, rank)
-        if direction is _Backward:
+        if direction == "backward":
             if target.activation is not keras.activations.linear:
                 raise NotFoldable(f"'{target.name}' has a nonlinear activation")
             new = absorber.absorb_output(target, old, affine, rank)
@@ -170,17 +162,13 @@ class Plan:
             _require_bias_lands(target, new["bias"], call.output.shape[1:])
         return new
 
-    def _merge(self, target: keras.Layer, affine: Affine, direction: type[_Direction]) -> Affine:
+    def _merge(self, target: keras.Layer, affine: Affine, direction: Direction) -> Affine:
         old = self.affines[id(target)]
-        new = affine.after(old) if direction is _Backward else old.after(affine)
+        new = affine.after(old) if direction == "backward" else old.after(affine)
         if new.scale.shape != old.scale.shape:
             raise NotFoldable(f"'{target.name}' has fewer axes")
         _require_range(target, new.scale, new.offset)
         return new
-
-    def takes_in(self, layer: keras.Operation) -> bool:
-        """Whether the layer has weights that an affine map may go into."""
-        return type(layer) in ABSORBERS or id(layer) in self.affines
 
 
 def _require_range(layer: keras.Layer, *arrays: np.ndarray) -> None:
@@ -209,90 +197,3 @@ def _require_bias_lands(
     size = sizes[axes[0]]
     if shape[-1] in (size, None) or (axes[0] > 0 and shape[0] in (size, None)):
         raise NotFoldable(f"Keras could add a bias of '{layer.name}' along the wrong axis")
-
-
-class _Direction:
-    """Looks for the layers that can take an affine map in, from where a map is now."""
-
-    name: str
-
-    def __init__(self, plan: Plan, graph: Graph) -> None:
-        self._plan = plan
-        self._graph = graph
-
-    def placements(self, call: Call, affine: Affine) -> Iterator[_Placement]:
-        """Where the map of a BatchNormalization can go; raises NotFoldable if nowhere."""
-        raise NotImplementedError
-
-    def _cross(self, call: Call, affine: Affine, side: str) -> Affine:
-        layer = call.operation
-        if type(layer) not in CROSSINGS:
-            raise NotFoldable(f"'{layer.name}' ({type(layer).__name__}) is in the way")
-        if call.trains:
-            raise NotFoldable(f"'{layer.name}' is called with training=True")
-        ahead, behind = call.input.shape[1:], call.output.shape[1:]
-        if side == "forward":
-            return CROSSINGS[type(layer)].forward(layer, affine, ahead, behind)
-        return CROSSINGS[type(layer)].backward(layer, affine, behind, ahead)
-
-
-class _Backward(_Direction):
-    """Into the weights of the layers that the map comes after."""
-
-    name = "backward"
-
-    def placements(self, call: Call, affine: Affine) -> Iterator[_Placement]:
-        yield from self._above(call.input, affine)
-
-    def _above(self, tensor: keras.KerasTensor, affine: Affine) -> Iterator[_Placement]:
-        """Where to go so that the tensor becomes affine(tensor)."""
-        call = self._graph.producer(tensor)
-        if call is None:
-            raise NotFoldable("it follows an input of the model")
-        layer = call.operation
-        if self._graph.is_output(tensor):
-            raise NotFoldable(f"'{layer.name}' is an output of the model")
-        if len(self._graph.consumers(tensor)) > 1:
-            raise NotFoldable(f"the output of '{layer.name}' is used elsewhere too")
-        if id(layer) in self._plan.folded:
-            yield from self._above(call.input, affine)
-        elif self._plan.takes_in(layer):
-            yield _Placement(call, affine)
-        elif type(layer) is keras.layers.Add:
-            if any(summand.shape != tensor.shape for summand in call.inputs):
-                raise NotFoldable(f"'{layer.name}' broadcasts what it adds")
-            yield from self._above(call.inputs[0], affine)
-            scale_only = Affine(affine.scale, np.zeros_like(affine.offset))
-            for summand in call.inputs[1:]:
-                yield from self._above(summand, scale_only)
-        elif type(layer) is keras.layers.Concatenate:
-            axis = layer.axis % len(tensor.shape) - 1
-            start = 0
-            for part in call.inputs:
-                stop = start + part.shape[axis + 1]
-                yield from self._above(part, affine.cut(axis, start, stop))
-                start = stop
-        else:
-            yield from self._above(call.input, self._cross(call, affine, "backward"))
-
-
-class _Forward(_Direction):
-    """Into the weights of the layers that the map comes before."""
-
-    name = "forward"
-
-    def placements(self, call: Call, affine: Affine) -> Iterator[_Placement]:
-        yield from self._below(call.output, affine)
-
-    def _below(self, tensor: keras.KerasTensor, affine: Affine) -> Iterator[_Placement]:
-        """Where to go so that the tensor becomes what it is, if it was affine(tensor)."""
-        if self._graph.is_output(tensor):
-            raise NotFoldable("it is an output of the model")
-        for call in self._graph.consumers(tensor):
-            layer = call.operation
-            if id(layer) in self._plan.folded:
-                yield from self._below(call.output, affine)
-            elif self._plan.takes_in(layer):
-                yield _Placement(call, affine)
-            else:
-                yield from self._below(call.output, self._cross(call, affine, "forward"))

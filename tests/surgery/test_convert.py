@@ -16,7 +16,7 @@ from .models import batch_norms, example, randomize, relative_error
 
 L = keras.layers
 KERAS, BNZOO = L.BatchNormalization, bnzoo.layers.BatchNormalization
-TOLERANCE = 1e-6  # The bound.
+TOLERANCE = 1e-6  # A few units of rounding in float32.
 
 
 def _nested(norm: type[keras.Layer] = KERAS) -> keras.Model:
