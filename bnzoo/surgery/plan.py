@@ -67,7 +67,8 @@ class Plan:
                     self._note(layer, path, "kept", reason)
                 else:
                     self._note(layer, path, "affine", "")
-                    self.affines[id(layer)] = batch_norm_affine(layer, self._rank_inside(layer))
+                    # Not the rank of a call: a wrapper may take an axis away.
+                    self.affines[id(layer)] = batch_norm_affine(layer, layer.input_spec.ndim)
                     waiting.append((layer, path))
         # Backward first: it leaves the fewest operations where both ways are open.
         reasons: dict[int, list[str]] = defaultdict(list)
@@ -87,10 +88,6 @@ class Plan:
     def _note(self, layer: keras.Layer, path: str, outcome: Any, reason: str) -> None:
         self.fates[id(layer)] = BatchNormFate(path, outcome, reason=reason)
 
-    def _rank_inside(self, layer: keras.Layer) -> int:
-        """The rank of what the layer gets, also where a wrapper takes an axis away."""
-        return layer.input_spec.ndim
-
     def _why_not_affine(self, layer: keras.Layer) -> str:
         if type(layer) not in FOLDABLE:
             return f"its class {type(layer).__name__} may compute something else"
@@ -100,7 +97,7 @@ class Plan:
         if not all(tf.as_dtype(call.input.dtype).is_floating for call in calls):
             return "its inputs are integers"
         try:
-            affine = batch_norm_affine(layer, self._rank_inside(layer))
+            affine = batch_norm_affine(layer, layer.input_spec.ndim)
             _require_range(layer, affine.scale, affine.offset)
         except NotFoldable as error:
             return str(error)
