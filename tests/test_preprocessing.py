@@ -206,6 +206,17 @@ def test_central_crop_then_resize(fraction):
     np.testing.assert_allclose(result, expected, atol=PILLOW_ROUNDS)
 
 
+def test_fractions_that_floating_point_rounds_down():
+    image = _pixels(20, 30, 3)
+    for resize, size in (("central_crop", (16, 24)), ("direct", (16, 24))):
+        # 20 * (1 - 0.8) / 2 is 2, though 1.9999999999999996 in floating point.
+        np.testing.assert_array_equal(_unscaled(size, resize, 0.8)(image), image[2:18, 3:27])
+    # 28 / 0.56 is 50, though 49.99999999999999 in floating point.
+    image = _pixels(50, 50, 3)
+    result = _unscaled((28, 28), "direct", 0.56)(image)
+    np.testing.assert_array_equal(result, image[11:39, 11:39])
+
+
 def _unscaled(size: tuple[int, int], resize: str, fraction: float) -> Preprocessing:
     return Preprocessing(
         image_size=size,
