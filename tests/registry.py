@@ -61,7 +61,7 @@ LAYERS: Mapping[str, Instance] = {
         lambda: SpatialPyramidPooling(bins=(3, 2, 1), name="it"), (6, 6, 3), 0
     ),
     "sliding_spatial_pyramid_pooling": Instance(
-        lambda: SlidingSpatialPyramidPooling((6, 6), bins=(3, 2, 1), name="it"), (8, 7, 3), 0
+        lambda: SlidingSpatialPyramidPooling((6, 6), bins=(3, 2, 1), name="it"), (6, 6, 3), 0
     ),
 }
 
@@ -98,7 +98,10 @@ def as_model(instance: Instance) -> keras.Model:
     random = np.random.default_rng(17)
     for variable in made.variables:
         if keras.backend.is_float_dtype(variable.dtype) and variable.name != "batches_seen":
-            variable.assign(variable.numpy() + random.uniform(0.0, 0.2, variable.shape))
+            value = variable.numpy() * random.uniform(0.8, 1.2, variable.shape)
+            if len(variable.shape) == 1:  # Not the kernels: they are to keep their variance.
+                value += random.uniform(-0.1, 0.1, variable.shape)
+            variable.assign(value)
     return made
 
 
