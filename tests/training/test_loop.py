@@ -26,13 +26,9 @@ def inputs() -> Inputs:
 
 
 def softmax_regression() -> keras.Model:
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            keras.layers.Flatten(),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
-    )
+    image = keras.Input((8, 8, 1))
+    flat = keras.layers.Flatten()(image)
+    return keras.Model(image, keras.layers.Dense(10, activation="softmax")(flat))
 
 
 def compiled(
