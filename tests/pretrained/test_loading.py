@@ -180,6 +180,18 @@ def test_another_number_of_classes(path):
         from_checkpoint(path, source="slim", classes=11, **NARROW)
 
 
+def test_slims_1001_classes_load_as_1000_without_the_background_and_as_no_other(tmp_path):
+    whole = FORMS["slim"].build(**NARROW, classifier_activation=None)
+    path = save(seeded_tensors(source_shapes(whole), out_axis=-1), tmp_path / "1001.ckpt")
+    load_weights(whole, path, source="slim")
+    smaller = from_checkpoint(path, "slim", classifier_activation=None, classes=1000, **NARROW)
+    expected = whole(images()).numpy()[:, 1:]
+    # Equal products, perhaps summed in another order.
+    assert largest_difference(smaller(images()).numpy(), expected) < 1e-5
+    with pytest.raises(ValueError, match=r"\(1, 1, 51, 1001\), expected \(1, 1, 51, 999\)"):
+        from_checkpoint(path, source="slim", classes=999, **NARROW)
+
+
 @pytest.mark.parametrize(
     ("arguments", "difference"),
     [
