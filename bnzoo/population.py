@@ -12,8 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from .surgery.graph import copy_layer, copy_state, read_graphs
-from .survey import Survey, check_positive, measurable, rebuilt
+from .surgery.graph import read_graphs
+from .surgery.rebuild import copy_layer, copy_state, rebuild
+from .survey import Survey, check_positive, measurable
 
 
 def estimate_population_statistics(
@@ -85,7 +86,7 @@ def estimate_population_statistics(
     if not found:
         return model
     statistics = list(Survey(graphs, found).statistics(batches, steps, method))
-    copy, pairs = rebuilt(graphs, copy_layer)
+    copy, pairs = rebuild(graphs, copy_layer)
     for old, new in pairs:
         copy_state(old, new)
     copies = {id(old): new for old, new in pairs}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
 from typing import Any
@@ -16,7 +15,8 @@ import tensorflow as tf
 
 from . import tally
 from .layers import BatchNormalization
-from .surgery.graph import Graph, copy_layer, copy_state, hidden_layers, layers_in, rebuild
+from .surgery.graph import Graph, hidden_layers, layers_in
+from .surgery.rebuild import copy_layer, copy_state, rebuild
 
 
 def measurable(graphs: list[Graph]) -> list[tuple[keras.Layer, str]]:
@@ -50,22 +50,6 @@ def measurable(graphs: list[Graph]) -> list[tuple[keras.Layer, str]]:
     return thawed
 
 
-def rebuilt(
-    graphs: list[Graph], replace: Callable[[keras.Layer], keras.Layer]
-) -> tuple[keras.Model, list[tuple[keras.Layer, keras.Layer]]]:
-    """`rebuild` with the distribution strategy of the model, and without drawing random numbers.
-
-    New layers draw the seeds of their initializers and of dropout from Python's generator,
-    which would change what a seeded program does next.
-    """
-    state = random.getstate()
-    try:
-        with graphs[0].model.distribute_strategy.scope():
-            return rebuild(graphs, replace)
-    finally:
-        random.setstate(state)
-
-
 class Survey:
     """Measures with a twin of a model, which is made once.
 
@@ -79,7 +63,7 @@ class Survey:
         self._places = {id(layer): place for place, (layer, _) in enumerate(found)}
         self._model, self._inputs = graphs[0].model, graphs[0].inputs
         self._readings: list[tuple[int, tf.Tensor]] = []
-        self._twin, self._pairs = rebuilt(graphs, self._replace)
+        self._twin, self._pairs = rebuild(graphs, self._replace)
         self._read = tf.function(self._pass, autograph=False)
 
     def _replace(self, layer: keras.Layer) -> keras.Layer:

@@ -8,7 +8,8 @@ import keras
 
 from bnzoo.layers import BatchNormalization
 
-from .graph import copy_layer, copy_state, hidden_layers, layers_in, read_graphs, rebuild
+from .graph import hidden_layers, layers_in, read_graphs
+from .rebuild import copy_layer, copy_state, rebuild
 
 _CLASSES: dict[str, type[keras.Layer]] = {
     "bnzoo": BatchNormalization,

@@ -9,17 +9,9 @@ import keras
 from bnzoo.layers import ChannelAffine
 
 from .absorbers import ABSORBERS, store
-from .graph import (
-    Graph,
-    copy_layer,
-    copy_state,
-    hidden_layers,
-    layers_in,
-    read_graphs,
-    rebuild,
-    unwrap,
-)
+from .graph import Graph, hidden_layers, layers_in, read_graphs, unwrap
 from .plan import Plan
+from .rebuild import copy_layer, copy_state, rebuild
 from .report import FoldReport, Size
 
 

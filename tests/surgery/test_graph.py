@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bnzoo.surgery.graph import copy_layer, copy_state, layers_in, read_graphs, rebuild
+from bnzoo.surgery.graph import layers_in, read_graphs
+from bnzoo.surgery.rebuild import copy_layer, copy_state, rebuild
 
 from .models import example, randomize, relative_error, run
 
