@@ -225,3 +225,33 @@ def test_a_model_of_another_kind_is_refused(path):
 def test_an_unknown_source(source):
     with pytest.raises(ValueError, match=f"'onnx'. Received: source={source!r}"):
         read_checkpoint("a.ckpt", source=source)
+
+
+@pytest.mark.parametrize("layer", ["inception_3c_3x3", "conv1_7x7_s2"])
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("torch", [[0, 0, 0], [0, 7, 9], [0, 19, 21]]),
+        ("slim", [[0, 2, 4], [12, 14, 16], [24, 26, 28]]),
+    ],
+)
+def test_case_57_where_strides_of_2_start(form, expected, layer):
+    """3x3 of stride 2 on arange(36) as 6x6, with only tap (0, 0) set."""
+    model = FORMS[form].build(width_multiplier=0.01)
+    conv = model.get_layer(layer)
+    # The 7x7 kernels start 2 (symmetric: 3) places ahead, and their tap (2, 2) lies where the tap
+    # (0, 0) of a 3x3 one does.
+    tap = 2 if layer == "conv1_7x7_s2" else 0
+    separable = isinstance(conv, keras.layers.SeparableConv2D)
+    kernel = np.zeros(conv.depthwise_kernel.shape if separable else conv.kernel.shape)
+    kernel[tap, tap, 0, 0] = 1
+    if separable:
+        conv.depthwise_kernel.assign(kernel)
+        conv.pointwise_kernel.assign(np.eye(*conv.pointwise_kernel.shape[2:])[None, None])
+    else:
+        conv.kernel.assign(kernel)
+    image = np.zeros((1, 6, 6, kernel.shape[2]), np.float32)
+    image[0, :, :, 0] = np.arange(36).reshape(6, 6)
+    if form == "torch":
+        image = model.get_layer(f"{layer}_pad")(image)
+    np.testing.assert_array_equal(conv(image)[0, :, :, 0], expected)

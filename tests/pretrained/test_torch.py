@@ -134,7 +134,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path):
         def __reduce__(self):
             return (pathlib.Path.touch, (tmp_path / "ran",))
 
-    (tmp_path / "evil.pth").write_bytes(pickle.dumps({"conv1_7x7_s2.weight": Touch()}))
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps({"conv1_7x7_s2.weight": Touch()}, protocol=2))
     with pytest.raises(ValueError, match="with other objects than tensors in it"):
         from_checkpoint(tmp_path / "evil.pth", source="torch")
     assert not (tmp_path / "ran").exists()
