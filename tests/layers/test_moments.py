@@ -11,11 +11,11 @@ from bnzoo.layers.moments import moments
 
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 def test_many_values_far_from_zero(jit: bool) -> None:
-    # XLA on CPU adds one after the other: near a sum of 1e9 float32 has steps of 64, and the
-    # first mean is off by about 0.1, as much as the deviation. The second pass makes up for it.
-    x = (1000 + 0.1 * np.random.default_rng(3).normal(size=(1 << 20, 1))).astype("float32")
+    # XLA on CPU adds one after the other: near a sum of 2e8 float32 has steps of 16, and the
+    # first mean is off by about 0.006. The second pass makes up for it.
+    x = (1000 + 0.1 * np.random.default_rng(3).normal(size=(1 << 18, 1))).astype("float32")
     mean, variance, count = tf.function(lambda x: moments(x, [0]), jit_compile=jit)(tf.constant(x))
-    assert float(count[0, 0]) == 1 << 20
+    assert float(count[0, 0]) == 1 << 18
     assert float(mean[0, 0]) == pytest.approx(x.astype("float64").mean(), abs=2e-4)
     assert float(variance[0, 0]) == pytest.approx(x.astype("float64").var(), rel=1e-3)
 

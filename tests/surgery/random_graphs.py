@@ -216,4 +216,4 @@ def build(steps: Sequence[Step], dtype: str) -> keras.Model:
         ].input_tensors
     }
     outputs = [x for i, x in enumerate(made) if id(x) not in taken or (i == 0 and len(made) > 9)]
-    return keras.Model(inputs, outputs)
+    return keras.Model(inputs, outputs or inputs)  # Steps may find nothing to work on.
