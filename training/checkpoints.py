@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import keras
 import tensorflow as tf
+
+from .command_line import RunFailed
+from .failures import reason
+from .run_directory import cannot_write
 
 KEPT = 3
 
@@ -47,16 +52,38 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=KEPT)
 
     def restore(self) -> int:
-        """Restores the newest checkpoint, if there is one, and returns its step, else 0."""
+        """Restores the newest checkpoint, if there is one, and returns its step, else 0.
+
+        Raises:
+            RunFailed: it is damaged, or of another network.
+        """
         newest = self._manager.latest_checkpoint
         if newest is None:
             return 0
-        self._checkpoint.restore(newest).assert_consumed()
+        try:
+            self._checkpoint.restore(newest).assert_consumed()
+        except Exception as error:
+            # What TensorFlow raises of damaged files has no common class.
+            raise RunFailed(
+                f"the checkpoint {newest} cannot be restored: {reason(error)}. "
+                "--overwrite begins the run anew"
+            ) from error
         return int(self._step.numpy())
 
     def save(self) -> None:
-        """Saves the state of now. TensorFlow writes it aside and renames it."""
-        self._manager.save(checkpoint_number=int(self._step.numpy()))
+        """Saves the state of now. TensorFlow writes it aside and renames it.
+
+        Raises:
+            RunFailed: it cannot be written; the checkpoints of before stay.
+        """
+        number = int(self._step.numpy())
+        try:
+            self._manager.save(checkpoint_number=number)
+        except (tf.errors.OpError, OSError) as error:
+            folder = self._manager.directory
+            # On a full disk it would keep the next attempt from its room.
+            shutil.rmtree(os.path.join(folder, f"ckpt-{number}_temp"), ignore_errors=True)
+            raise cannot_write(f"checkpoint {number} in {folder}", reason(error)) from error
 
     def all_finite(self) -> bool:
         """Whether each weight and statistic of the model is a finite number."""

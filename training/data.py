@@ -9,6 +9,7 @@ import tensorflow as tf
 from bnzoo.preprocessing import Preprocessing
 
 from . import augment, sources
+from .command_line import RunFailed
 from .recipes import RECIPES
 from .settings import DIGITS, FOLDER, SMALL_IMAGE, Settings
 from .sources import Source, Split
@@ -67,9 +68,14 @@ def open_inputs(settings: Settings) -> Inputs:
     """Opens the data set of `settings` and decides what its flags leave to it.
 
     Raises:
-        BadFlags, RunFailed: as `open_source`; or there is no such split, or too little in it.
+        BadFlags, RunFailed: as `open_source`; or there is no such split, or one class alone.
     """
     source = open_source(settings.dataset, settings.data_dir)
+    if len(source.labels) < 2:
+        raise RunFailed(
+            f"{settings.dataset} has one class, {source.labels[0]}: there is nothing to learn "
+            "from fewer than two"
+        )
     recipe = RECIPES[settings.recipe]
     side = settings.image_size or recipe.image_size
     size = (side, side) if settings.image_size else source.image_size or (side, side)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from collections.abc import Sequence
 
 from absl import flags
@@ -74,11 +75,16 @@ def evaluate(
     from bnzoo.preprocessing import Preprocessing
 
     from . import data
+    from .failures import explained, first_line
     from .metrics import make_evaluator
 
-    preprocessing = Preprocessing.from_json(
-        run_directory.read_text(run_dir, run_directory.PREPROCESSING)
-    )
+    try:
+        preprocessing = Preprocessing.from_json(
+            run_directory.read_text(run_dir, run_directory.PREPROCESSING)
+        )
+    except ValueError as error:
+        path = os.path.join(run_dir, run_directory.PREPROCESSING)
+        raise RunFailed(f"{path} is damaged: {error}") from error
     labels = tuple(run_directory.read_text(run_dir, run_directory.LABELS).splitlines())
     source = data.open_source(dataset, data_dir)
     if source.labels != labels:
@@ -87,9 +93,14 @@ def evaluate(
             f"their order. Received: --dataset={dataset}, with {len(source.labels)} classes"
         )
     split = source.open_split(eval_split or source.held_out())
-    model = keras.models.load_model(os.path.join(run_dir, run_directory.MODEL))
+    path = os.path.join(run_dir, run_directory.MODEL)
+    try:
+        model = keras.models.load_model(path)
+    except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+        raise RunFailed(f"{path} cannot be loaded: {first_line(error)}") from error
     batches = data.evaluation_batches(split, preprocessing, batch_size)
-    result = make_evaluator(model)(batches, split.examples)
+    with explained(split, preprocessing):
+        result = make_evaluator(model)(batches, split.examples)
     print(
         f"examples {result.examples}  top-1 {result.accuracy:.4f}  "
         f"top-5 {result.top5_accuracy:.4f}  loss {result.loss:.4f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -27,4 +28,4 @@ def write_examples(run_dir: str, inputs: Inputs) -> None:
 
 
 def _write(path: str, contents: tf.Tensor) -> None:
-    tf.io.write_file(path, contents)
+    Path(path).write_bytes(contents.numpy())

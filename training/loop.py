@@ -17,6 +17,7 @@ from . import data, run_directory
 from .checkpoints import Checkpoints
 from .command_line import BadFlags, RunFailed
 from .data import Inputs
+from .failures import explained, reason
 from .metrics import Evaluation, MetricsFile, in_top, make_evaluator
 from .optimizers import build_optimizer, kernels, l2_loss
 from .progress import Progress
@@ -37,6 +38,7 @@ def build_model(settings: Settings, inputs: Inputs) -> keras.Model:
 
     Raises:
         BadFlags: the network refuses an argument or the size of the images.
+        RunFailed: there is not enough memory for it.
     """
     arguments = dict(settings.model_args)
     size = inputs.preprocessing.image_size
@@ -51,6 +53,8 @@ def build_model(settings: Settings, inputs: Inputs) -> keras.Model:
             classes=len(inputs.labels),
             **arguments,
         )
+    except tf.errors.ResourceExhaustedError as error:
+        raise RunFailed(f"out of memory for the weights: {reason(error)}") from error
     except (ValueError, TypeError) as error:
         raise BadFlags(
             f"--model={settings.model} with --model_args={arguments} and images of {size}: "
@@ -136,7 +140,8 @@ def train(settings: Settings, inputs: Inputs, model: keras.Model, run_dir: str) 
         The evaluation of the model that is saved, with population statistics in.
 
     Raises:
-        RunFailed: the loss or a weight is not finite.
+        RunFailed: the loss or a weight is not finite, an image is damaged, memory is out, or the
+            run cannot be written.
     """
     optimizer = build_optimizer(settings, inputs.train.examples)
     optimizer.build(model.trainable_variables)
@@ -176,7 +181,8 @@ def train(settings: Settings, inputs: Inputs, model: keras.Model, run_dir: str) 
             *(every * (step // every + 1) for every in events),
         )
         start = time.perf_counter()
-        results = train_steps(batches, tf.constant(stop - step))
+        with explained(inputs.train, inputs.preprocessing):
+            results = train_steps(batches, tf.constant(stop - step))
         losses, accuracies, rates = (column.numpy() for column in results)
         spent = time.perf_counter() - start
         _check_finite(losses, rates, step, checkpoints)
@@ -201,7 +207,8 @@ def train(settings: Settings, inputs: Inputs, model: keras.Model, run_dir: str) 
                 "images_per_second": images / seconds if seconds else speed,
             }
             if evaluated:
-                result = evaluate(held_out, inputs.evaluation.examples)
+                with explained(inputs.evaluation, inputs.preprocessing):
+                    result = evaluate(held_out, inputs.evaluation.examples)
                 row |= {
                     "eval_loss": result.loss,
                     "eval_accuracy": result.accuracy,
@@ -226,11 +233,13 @@ def _finish(settings: Settings, inputs: Inputs, model: keras.Model, run_dir: str
         batches = data.training_batches(
             inputs, settings.batch_size, settings.seed, first_step=settings.steps
         )
-        model = population.estimate_population_statistics(
-            model, batches, settings.population_batches
-        )
+        with explained(inputs.train, inputs.preprocessing):
+            model = population.estimate_population_statistics(
+                model, batches, settings.population_batches
+            )
     held_out = data.evaluation_batches(inputs.evaluation, inputs.preprocessing, settings.batch_size)
-    result = make_evaluator(model)(held_out, inputs.evaluation.examples)
+    with explained(inputs.evaluation, inputs.preprocessing):
+        result = make_evaluator(model)(held_out, inputs.evaluation.examples)
     write_model(run_dir, model)
     return result
 
@@ -255,7 +264,8 @@ def write_description(run_dir: str, settings: Settings, inputs: Inputs) -> None:
         begun_with = run_directory.read_config(run_dir)["data"]
         if begun_with != found:
             raise BadFlags(
-                f"--run_dir={run_dir} holds a run on other data: {begun_with}, now {found}"
+                f"--run_dir={run_dir} holds a run on other data: {begun_with}, now {found}. "
+                "Give another --run_dir, or --overwrite"
             )
     run_directory.write_config(run_dir, settings, found)
     write_text(

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from .command_line import RunFailed
-from .run_directory import write_text
+from .run_directory import write_text, writing
 
 TOP = 5
 
@@ -119,17 +119,22 @@ class MetricsFile:
         writer.writerow(COLUMNS)
         writer.writerows(kept)
         write_text(path, text.getvalue())
+        self._path = path
         self._file = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115
         self._writer = csv.writer(self._file, lineterminator="\n")
 
     def write(self, row: Mapping[str, float | int]) -> None:
         """Appends a row; columns that it lacks stay empty."""
-        self._writer.writerow([_text(row[column]) if column in row else "" for column in COLUMNS])
-        self._file.flush()
+        with writing(self._path):
+            self._writer.writerow(
+                [_text(row[column]) if column in row else "" for column in COLUMNS]
+            )
+            self._file.flush()
 
     def sync(self) -> None:
         """Makes sure that all rows are on the disk."""
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

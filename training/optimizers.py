@@ -17,13 +17,15 @@ def learning_rate_schedule(
 ) -> keras.optimizers.schedules.LearningRateSchedule:
     """Exponential decay, rate(step) = learning_rate * decay_rate^(step / decay_steps).
 
+    As a staircase the exponent is rounded down.
+
     Args:
-        settings: has `learning_rate`, `decay_rate`, `decay_epochs` and `batch_size`.
+        settings: has `learning_rate`, `decay_rate`, `decay_epochs`, `staircase` and `batch_size`.
         examples: how many there are in one epoch.
     """
     decay_steps = settings.decay_epochs * examples / settings.batch_size
     return keras.optimizers.schedules.ExponentialDecay(
-        settings.learning_rate, decay_steps, settings.decay_rate
+        settings.learning_rate, decay_steps, settings.decay_rate, staircase=settings.staircase
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -26,14 +27,42 @@ FORMAT_VERSION = 1
 _PARTIAL = ".partial."
 
 
+def cannot_write(path: str, why: str) -> RunFailed:
+    """The one line about a file or folder that cannot be written."""
+    return RunFailed(
+        f"{path} cannot be written: {why}. What was saved before is kept; once there is room and "
+        "permission to write, the same command goes on from there"
+    )
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Turns an error of the system while `path` is written into a RunFailed of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error.strerror or str(error)) from error
+
+
 def write_aside(path: str, write: Callable[[str], None]) -> None:
-    """Lets `write` write a file beside `path`, then gives it its name: `path` is never half."""
+    """Lets `write` write a file beside `path`, then gives it its name: `path` is never half.
+
+    Raises:
+        RunFailed: it cannot be written; then nothing of it is left.
+    """
     folder, name = os.path.split(path)
     partial = os.path.join(folder, _PARTIAL + name)
-    write(partial)
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with writing(path):
+        try:
+            write(partial)
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            # On a full disk it would keep the next attempt from its room.
+            with contextlib.suppress(OSError):
+                os.remove(partial)
+            raise
 
 
 def write_text(path: str, text: str) -> None:
@@ -75,6 +104,12 @@ def check_run_dir(run_dir: str, settings: Settings, overwrite: bool) -> None:
         )
 
 
+def make(run_dir: str) -> None:
+    """Makes the folder of a run, and those it lies in."""
+    with writing(run_dir):
+        os.makedirs(run_dir, exist_ok=True)
+
+
 def clear(run_dir: str) -> None:
     """Deletes the run in `run_dir`, and nothing else that lies there."""
     for name in (CHECKPOINTS, TENSORBOARD):
@@ -114,17 +149,29 @@ def read_config(run_dir: str) -> dict[str, Any]:
     if not os.path.exists(path):
         raise BadFlags(f"{run_dir} is not the folder of a run: it has no {CONFIG}")
     try:
-        with open(path, encoding="utf-8") as file:
-            config = json.load(file)
+        config = json.loads(read_text(run_dir, CONFIG))
     except json.JSONDecodeError as error:
         raise RunFailed(f"{path} is damaged: {error}") from error
-    version = config.get("format_version")
+    version = config.get("format_version") if isinstance(config, dict) else None
     if version != FORMAT_VERSION:
         raise RunFailed(f"{path} is of format {version}; this version reads {FORMAT_VERSION}")
+    missing = {"flags", "data"} - config.keys()
+    if missing:
+        raise RunFailed(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
     return config
 
 
 def read_text(run_dir: str, name: str) -> str:
-    """The content of one of the run's text files."""
-    with open(os.path.join(run_dir, name), encoding="utf-8") as file:
-        return file.read()
+    """The content of one of the run's text files.
+
+    Raises:
+        RunFailed: it is not there, or cannot be read.
+    """
+    path = os.path.join(run_dir, name)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise RunFailed(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RunFailed(f"{path} is damaged: {error}") from error

@@ -113,6 +113,12 @@ TRAIN_FLAGS: FlagGroups = {
         ),
         Flag("decay_epochs", "float", "Epochs between two such factors. Default: the recipe's."),
         Flag(
+            "staircase",
+            "boolean",
+            "Whether the learning rate changes at the end of each decay_epochs alone, not with "
+            "each step. Default: the recipe's.",
+        ),
+        Flag(
             "population_batches",
             "integer",
             "Training batches that BN's final statistics are taken from (Algorithm 2); 0 keeps the "
@@ -145,6 +151,7 @@ class Settings:
     weight_decay: float
     decay_rate: float
     decay_epochs: float
+    staircase: bool
     population_batches: int
     seed: int
     checkpoint_every: int
@@ -164,12 +171,14 @@ class Settings:
 # The rule of each flag that has one, and when it holds; None, "the default", always passes.
 _WHOLE = "a whole number of at least {}"
 _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "seed": (_WHOLE.format(0), lambda value: value >= 0),
+    # NumPy's limit, which Keras seeds too.
+    "seed": ("a whole number in [0, 4294967295]", lambda value: 0 <= value < 2**32),
     "checkpoint_every": (_WHOLE.format(1), lambda value: value >= 1),
     "evaluate_every": (_WHOLE.format(1), lambda value: value >= 1),
     "log_every": (_WHOLE.format(1), lambda value: value >= 1),
     "image_size": (_WHOLE.format(1), lambda value: value >= 1),
-    "batch_size": (_WHOLE.format(1), lambda value: value >= 1),
+    # TensorFlow's limit: shapes are of 32 bits.
+    "batch_size": ("a whole number in [1, 2147483647]", lambda value: 1 <= value < 2**31),
     "steps": (_WHOLE.format(1), lambda value: value >= 1),
     "population_batches": (_WHOLE.format(0), lambda value: value >= 0),
     "learning_rate": ("a positive number", lambda value: 0 < value < math.inf),

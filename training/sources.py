@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,8 @@ class Split:
         ordered: all raw examples, always in the same order.
         read: from a raw example to the image, uint8 [height, width, channels], and the label,
             int64; the decoding is that of the given Preprocessing.
+        locate: from a position in `ordered`, counted from 0, to what that example is called.
+        remedy: the sentence that says what to do about an example that cannot be read.
         in_memory: whether `read` takes a batch of raw examples too.
     """
 
@@ -38,6 +41,8 @@ class Split:
     shuffled: Callable[[tf.Tensor], tf.data.Dataset]
     ordered: Callable[[], tf.data.Dataset]
     read: Callable[[Any, Preprocessing], tuple[tf.Tensor, tf.Tensor]]
+    locate: Callable[[int], str]
+    remedy: str
     in_memory: bool = False
 
 
@@ -83,11 +88,15 @@ def array_split(images: np.ndarray, labels: np.ndarray) -> Split:
     def read(index: tf.Tensor, _: Preprocessing) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(tensors[0], index), tf.gather(tensors[1], index)
 
-    return dataclasses.replace(_indexed(len(images), read), in_memory=True)
+    split = _indexed(len(images), read, "example {} in memory".format, "Load it again")
+    return dataclasses.replace(split, in_memory=True)
 
 
 def _indexed(
-    examples: int, read: Callable[[tf.Tensor, Preprocessing], tuple[tf.Tensor, tf.Tensor]]
+    examples: int,
+    read: Callable[[tf.Tensor, Preprocessing], tuple[tf.Tensor, tf.Tensor]],
+    locate: Callable[[int], str],
+    remedy: str,
 ) -> Split:
     """A split whose raw examples are indices."""
 
@@ -97,7 +106,8 @@ def _indexed(
         )
         return tf.data.Dataset.from_tensor_slices(order)
 
-    return Split(examples, shuffled, lambda: tf.data.Dataset.range(examples), read)
+    ordered = functools.partial(tf.data.Dataset.range, examples)
+    return Split(examples, shuffled, ordered, read, locate, remedy)
 
 
 def _named_splits(
@@ -164,7 +174,9 @@ def folder(root: str) -> Source:
         def read(index: tf.Tensor, preprocessing: Preprocessing) -> tuple[tf.Tensor, tf.Tensor]:
             return preprocessing.decode(tf.io.read_file(paths[index])), classes[index]
 
-        return _indexed(len(found), read)
+        return _indexed(
+            len(found), read, lambda position: found[position][0], "Replace the file or remove it"
+        )
 
     return Source(tuple(labels), 3, None, _named_splits(files, open_split), tuple(files))
 

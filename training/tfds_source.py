@@ -12,7 +12,8 @@ import tensorflow_datasets as tfds
 from bnzoo.preprocessing import Preprocessing
 
 from .command_line import BadFlags, RunFailed
-from .settings import did_you_mean
+from .failures import explained, first_line
+from .settings import DIGITS, did_you_mean
 from .sources import Source, Split, array_split
 
 # Splits of at most this many bytes of decoded images of one size are read once, into memory.
@@ -37,8 +38,9 @@ def open_tfds(name: str, data_dir: str | None) -> Source:
         RunFailed: it is neither present nor can it be downloaded.
     """
     builder = _builder(name, data_dir)
+    image_key, label_key = _image_and_label(name, builder.info)
+    _prepare(name, builder)
     info = builder.info
-    image_key, label_key = _image_and_label(name, info)
     features = info.features
     height, width, channels = features[image_key].shape
     kept_channels = 1 if channels == 1 else 3
@@ -83,7 +85,14 @@ def open_tfds(name: str, data_dir: str | None) -> Source:
         def ordered() -> tf.data.Dataset:
             return tf.data.Dataset.from_tensor_slices(files).flat_map(_records)
 
-        streamed = Split(chosen.num_examples, shuffled, ordered, read)
+        streamed = Split(
+            chosen.num_examples,
+            shuffled,
+            ordered,
+            read,
+            lambda position: f"example {position} (counted from 0) of {name}, split {split},",
+            f"Delete {builder.data_dir} and prepare the data set again",
+        )
         pixels = (height or math.inf) * (width or math.inf) * kept_channels
         if pixels * streamed.examples <= IN_MEMORY_BYTES:
             return _loaded(streamed, Preprocessing((height, width), kept_channels))
@@ -107,23 +116,28 @@ def _loaded(split: Split, preprocessing: Preprocessing) -> Split:
     read = split.ordered().map(
         lambda record: split.read(record, preprocessing), num_parallel_calls=tf.data.AUTOTUNE
     )
-    blocks = list(read.batch(1000).as_numpy_iterator())
+    with explained(split, preprocessing):
+        blocks = list(read.batch(1000).as_numpy_iterator())
     images, labels = (np.concatenate(column) for column in zip(*blocks, strict=True))
     return array_split(images, labels)
 
 
 def _builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
-    """The builder of a data set that is on disk, after a download if need be."""
+    """The builder of a data set, which may not be on disk yet."""
     try:
-        builder = tfds.builder(name, data_dir=data_dir and os.path.expanduser(data_dir))
+        return tfds.builder(name, data_dir=data_dir and os.path.expanduser(data_dir))
     except tfds.core.DatasetNotFoundError as error:
-        known = tfds.list_builders(with_community_datasets=False)
+        known = [DIGITS, *tfds.list_builders(with_community_datasets=False)]
         raise BadFlags(
             "--dataset must be digits, folder:PATH or a data set of TFDS. "
             f"Received: --dataset={name}.{did_you_mean(name, known)}"
         ) from error
     except (ValueError, AssertionError) as error:  # An unknown configuration or version.
-        raise BadFlags(f"--dataset={name}: {_first_line(error)}") from error
+        raise BadFlags(f"--dataset={name}: {first_line(error)}") from error
+
+
+def _prepare(name: str, builder: tfds.core.DatasetBuilder) -> None:
+    """Sees that a data set is on disk, downloading it if need be."""
     if not builder.is_prepared():
         try:
             builder.download_and_prepare()
@@ -131,14 +145,13 @@ def _builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
             # What can go wrong on the way has no common class: network, disk, missing archives.
             raise RunFailed(
                 f"no data set {name} in {builder.data_dir}, and it cannot be downloaded: "
-                f"{_first_line(error)} {_remedy(builder)}"
+                f"{first_line(error).rstrip('.')}. {_remedy(builder)}"
             ) from error
     if builder.info.file_format != tfds.core.FileFormat.TFRECORD:
         raise RunFailed(
             f"the data set in {builder.data_dir} is stored as {builder.info.file_format.value}: "
             "only tfrecord, TFDS' default, can be read"
         )
-    return builder
 
 
 def _image_and_label(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
@@ -165,8 +178,3 @@ def _remedy(builder: tfds.core.DatasetBuilder) -> str:
         )
     root = str(builder.data_dir).removesuffix(builder.info.full_name)
     return f"manual_dir is {os.path.join(root, 'downloads', 'manual')}: {by_hand}"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else repr(error)

@@ -63,7 +63,7 @@ def train(settings: Settings, run_dir: str, overwrite: bool = False) -> None:
     model = loop.build_model(settings, inputs)
     if overwrite and os.path.isdir(run_dir):
         run_directory.clear(run_dir)
-    os.makedirs(run_dir, exist_ok=True)
+    run_directory.make(run_dir)
     loop.write_description(run_dir, settings, inputs)
     print(
         f"{settings.model} by recipe {settings.recipe} on {settings.dataset}: "

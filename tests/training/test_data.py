@@ -117,7 +117,7 @@ def test_what_flags_leave_to_the_data(
     augmentation: str,
     tmp_path: Path,
 ) -> None:
-    root = image_folder(tmp_path, {"train": {"a": 1}, "test": {"a": 1}})
+    root = image_folder(tmp_path, {"train": {"a": 1, "b": 1}, "test": {"a": 1}})
     found = open_inputs(resolve(given("--recipe=bn_x5", *(flag.format(root) for flag in argv))))
     preprocessing = found.preprocessing
     assert (preprocessing.image_size, preprocessing.resize) == (size, resize)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import keras
@@ -64,6 +65,34 @@ def test_another_data_set_must_have_the_same_classes(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "--dataset must have the 10 classes that the network was trained on" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("preprocessing.json", None, "preprocessing.json cannot be read: No such file"),
+        ("preprocessing.json", b"{}", "preprocessing.json is damaged: `format_version` must be 1"),
+        ("labels.txt", b"\xff", "labels.txt is damaged: 'utf-8' codec"),
+        ("model.keras", b"PK", "model.keras cannot be loaded: "),
+    ],
+)
+def test_damaged_run_is_one_line(
+    name: str,
+    content: bytes | None,
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(run, tmp_path / "copy")
+    (tmp_path / "copy" / name).unlink()
+    if content is not None:
+        (tmp_path / "copy" / name).write_bytes(content)
+    capsys.readouterr()
+    assert evaluate.main(["bnzoo-evaluate", str(tmp_path / "copy")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"bnzoo-evaluate: {tmp_path}/copy/{message}")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

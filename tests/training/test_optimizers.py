@@ -29,6 +29,13 @@ def test_schedule_is_the_closed_form(recipe: str) -> None:
         np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
 
 
+def test_staircase_is_constant_between_the_ends_of_decay_epochs() -> None:
+    chosen = settings("--staircase", "--learning_rate=0.1", "--decay_rate=0.5", "--decay_epochs=2")
+    schedule = learning_rate_schedule(chosen, examples=10 * chosen.batch_size)
+    for step, expected in ((0, 0.1), (19, 0.1), (20, 0.05), (39, 0.05), (40, 0.025)):
+        np.testing.assert_allclose(schedule(step), expected, rtol=1e-6)
+
+
 def test_momentum_against_numpy() -> None:
     chosen = settings(
         "--momentum=0.9", "--learning_rate=0.1", "--decay_rate=0.5", "--decay_epochs=2"

@@ -1,14 +1,18 @@
-"""The recipes against what the paper prints and Section 4.2.1 changes."""
+"""The recipes against what the papers print and Section 4.2.1 changes."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from bnzoo import models
+from training.optimizers import learning_rate_schedule
 from training.recipes import RECIPE_OF_MODEL, RECIPES
-from training.settings import model_keywords
+from training.settings import model_keywords, resolve
+
+from .helpers import given
 
 # Ioffe & Szegedy 2015: initial learning rates of Section 4.2.2, batch of 32 of Section 4.2;
 # Section 4.1: 50,000 steps of 60 examples.
@@ -20,6 +24,11 @@ PRINTED = {
     "bn_x5_sigmoid": ("bn_inception", 0.0075, 32),
     "mnist_bn": ("mnist_mlp", 0.1, 60),
     "mnist_plain": ("mnist_mlp", 0.1, 60),
+    # He et al. 2015, Section 3.
+    **{
+        f"prelu_net_{name}": (f"prelu_net_{name}", 0.01, 128)
+        for name in ("14", "30", "a", "b", "c")
+    },
 }
 ACCELERATED = ("bn_x5", "bn_x30", "bn_x5_sigmoid")
 
@@ -79,6 +88,24 @@ def test_mnist_rows_are_section_4_1() -> None:
         )
     ]
     assert has_bn == [True, False]
+
+
+@pytest.mark.parametrize("name", ["14", "30", "a", "b", "c"])
+def test_rectifier_networks_are_trained_as_he_et_al_print(name: str) -> None:
+    """L2 5e-4, dropout of a half, rates 1e-2, 1e-3, 1e-4, and their images of 256 levels."""
+    row = RECIPES[f"prelu_net_{name}"]
+    assert row.weight_decay == 5e-4
+    assert row.scale == 1.0
+    epochs = row.steps * row.batch_size / 1_281_167
+    assert epochs == pytest.approx(75 if name in ("14", "30") else 80, abs=0.1)
+    schedule = learning_rate_schedule(resolve(given(f"--recipe={row.name}")), 1_281_167)
+    rates = [float(schedule(step)) for step in range(0, row.steps, row.steps // 1000)]
+    # Three rates alone, each for a third of the time, and never a fourth.
+    values, counts = np.unique(np.float32(rates), return_counts=True)
+    np.testing.assert_allclose(values, [1e-4, 1e-3, 1e-2], rtol=1e-5)
+    assert counts == pytest.approx([1000 / 3] * 3, abs=2)
+    assert rates == sorted(rates, reverse=True)
+    assert float(schedule(row.steps - 1)) == pytest.approx(1e-4, rel=1e-5)
 
 
 def test_each_row_can_be_built() -> None:

@@ -20,7 +20,7 @@ BAD = [
     (["--recipe=bn_x55"], "--recipe must be one of inception, bn_baseline, .* Did you mean bn_x5?"),
     (
         ["--model=vgg"],
-        "--model must be one of inception, bn_inception, mnist_mlp. Received: --model=vgg",
+        "--model must be one of inception, bn_inception, mnist_mlp, .* Received: --model=vgg",
     ),
     ([], r"one of --recipe \(inception, .*\) and --model \(inception, .*\) must be given"),
     (["--recipe=bn_x5", "--dataset=a b"], "--dataset must be digits, .* Received: --dataset=a b"),
@@ -29,9 +29,11 @@ BAD = [
         ["--recipe=bn_x5", "--steps=0"],
         "--steps must be a whole number of at least 1. Received: --steps=0",
     ),
-    (["--recipe=bn_x5", "--batch_size=0"], "--batch_size must be a whole number of at least 1"),
+    (["--recipe=bn_x5", "--batch_size=0"], "--batch_size must be a whole number in "),
+    (["--recipe=bn_x5", f"--batch_size={2**31}"], r"--batch_size must be .* in \[1, 2147483647\]"),
     (["--recipe=bn_x5", "--image_size=0"], "--image_size must be a whole number of at least 1"),
-    (["--recipe=bn_x5", "--seed=-1"], "--seed must be a whole number of at least 0"),
+    (["--recipe=bn_x5", "--seed=-1"], "--seed must be a whole number in "),
+    (["--recipe=bn_x5", f"--seed={2**32}"], r"--seed must be a whole number in \[0, 4294967295\]"),
     (["--recipe=bn_x5", "--checkpoint_every=0"], "--checkpoint_every must be"),
     (["--recipe=bn_x5", "--evaluate_every=0"], "--evaluate_every must be"),
     (["--recipe=bn_x5", "--log_every=0"], "--log_every must be"),
@@ -105,6 +107,8 @@ def test_flags_go_before_the_recipe_also_where_they_are_zero() -> None:
     found = resolve(
         given("--recipe=bn_x5", "--momentum=0", "--weight_decay=0", "--photometric=0", "--steps=7")
     )
+    assert resolve(given("--recipe=prelu_net_14")).staircase
+    assert not resolve(given("--recipe=prelu_net_14", "--nostaircase")).staircase
     assert (found.momentum, found.weight_decay, found.photometric, found.steps) == (0, 0, 0, 7)
 
 
@@ -113,6 +117,8 @@ def test_one_of_model_and_recipe_is_enough() -> None:
     assert resolve(given("--model=inception")).recipe == "inception"
     mnist = resolve(given("--model=mnist_mlp", "--dataset=mnist"))
     assert (mnist.recipe, mnist.steps, mnist.batch_size) == ("mnist_bn", 50_000, 60)
+    for name in ("14", "30", "a", "b", "c"):
+        assert resolve(given(f"--model=prelu_net_{name}")).recipe == f"prelu_net_{name}"
 
 
 def test_model_args_are_literals_or_strings_and_add_to_the_recipes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,12 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from bnzoo.preprocessing import Preprocessing
-from training import tfds_source
+from training import data, tfds_source
 from training.command_line import BadFlags, RunFailed
+from training.failures import explained
 from training.tfds_source import open_tfds
 
+TEST_FILE = "mnist-test.tfrecord-00000-of-00001"
 GREY = Preprocessing(image_size=(28, 28), channels=1)
 
 
@@ -106,6 +109,53 @@ def test_unknown_data_set(tmp_path: Path) -> None:
         "--dataset must be digits, folder:PATH or a data set of TFDS. Received: "
         "--dataset=cifar11. Did you mean cifar10_1?"
     )
+
+
+def test_other_kinds_of_data_are_refused_before_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", None)
+    with pytest.raises(BadFlags, match="of images that each have one class label"):
+        open_tfds("imdb_reviews", str(tmp_path))
+
+
+def test_digits_misspelt(tmp_path: Path) -> None:
+    with pytest.raises(BadFlags, match=r"Received: --dataset=Digits\. Did you mean digits\?"):
+        open_tfds("Digits", str(tmp_path))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_record_that_cannot_be_decoded_is_named_by_split_and_position(
+    in_memory: bool, data_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set of which the 8th test image lost the bytes that say it is a PNG."""
+    source = Path(data_dir) / "mnist" / "3.0.1"
+    copy = tmp_path / "mnist" / "3.0.1"
+    copy.mkdir(parents=True)
+    for path in source.glob("*.json"):
+        shutil.copy(path, copy)
+    records = [raw.numpy() for raw in tf.data.TFRecordDataset([str(source / TEST_FILE)])]
+    records[7] = records[7].replace(b"\x89PNG", b"\x89PNX")
+    with tf.io.TFRecordWriter(str(copy / TEST_FILE)) as writer:
+        for record in records:
+            writer.write(record)
+    if not in_memory:
+        monkeypatch.setattr(tfds_source, "IN_MEMORY_BYTES", 0)
+
+    def read() -> None:
+        split = open_tfds("mnist", str(tmp_path)).open_split("test[2:500]")
+        with explained(split, GREY):
+            list(data.evaluation_batches(split, GREY, 100))
+
+    with pytest.raises(RunFailed) as caught:
+        read()
+    message = str(caught.value)
+    assert message.startswith(
+        "example 5 (counted from 0) of mnist, split test[2:500], cannot be read: Unknown image "
+    )
+    assert message.endswith(f". Delete {copy} and prepare the data set again")
+    assert "\n" not in message
 
 
 def test_unknown_configuration(tmp_path: Path) -> None:

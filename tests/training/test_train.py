@@ -92,6 +92,35 @@ def test_data_that_changed_under_a_run_is_refused(
     assert "holds a run on other data: {'train_examples': 8, " in capsys.readouterr().err
 
 
+def test_one_class_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = image_folder(tmp_path / "data", {"train": {"a": 4}, "test": {"a": 2}})
+    argv = train_argv(tmp_path / "run", f"--dataset=folder:{root}", "--steps=1")
+    assert train.main(argv) == 1
+    assert capsys.readouterr().err == (
+        f"bnzoo-train: folder:{root} has one class, a: there is nothing to learn from fewer than "
+        "two\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["14", "a"])  # One of each kind: the others only have more layers.
+def test_rectifier_networks_train_by_their_recipe(name: str, tmp_path: Path) -> None:
+    argv = [
+        "bnzoo-train",
+        f"--model=prelu_net_{name}",
+        "--model_args=width_multiplier=0.02",
+        "--dataset=digits",
+        "--image_size=64",
+        "--batch_size=4",
+        "--steps=2",
+        f"--run_dir={tmp_path}",
+    ]
+    assert train.main(argv) == 0
+    assert read_metrics(tmp_path)[-1]["learning_rate"] == "0.01"
+    preprocessing = Preprocessing.from_json((tmp_path / "preprocessing.json").read_text())
+    assert (preprocessing.mean, preprocessing.scale) == ((114.8,), (1.0,))
+
+
 def test_missing_data_is_one_line_and_leaves_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
