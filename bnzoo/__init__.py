@@ -8,7 +8,15 @@ if keras.backend.backend() != "tensorflow":
         f"imported. Received: {keras.backend.backend()}"
     )
 
-from . import initializers, layers, models, population, preprocessing, surgery
+from . import initializers, layers, models, population, preprocessing, pretrained, surgery
 
-__all__ = ["initializers", "layers", "models", "population", "preprocessing", "surgery"]
+__all__ = [
+    "initializers",
+    "layers",
+    "models",
+    "population",
+    "preprocessing",
+    "pretrained",
+    "surgery",
+]
 __version__ = "0.1.0"

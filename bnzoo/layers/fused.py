@@ -16,6 +16,7 @@ faster than the same equations written out. It has three limits, which this file
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -197,14 +198,14 @@ def _batch_norm_in_graph(
         y, mean, unbiased, *residuals = _switch(
             epsilon,
             lambda: _fused(x, gamma, beta, epsilon, layout),
-            lambda: _written_out(x, gamma, beta, epsilon, layout),
+            lambda: _shared(_written_out, epsilon, layout.data_format)(x, gamma, beta),
         )
 
         def backward(dy: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return _switch(
                 epsilon,
                 lambda: _fused_gradient(dy, x, gamma, residuals, epsilon, layout),
-                lambda: _written_out_gradient(dy, x, gamma, epsilon, layout),
+                lambda: _shared(_written_out_gradient, epsilon, layout.data_format)(dy, x, gamma),
             )
 
         return (y, mean, unbiased), backward
@@ -265,8 +266,30 @@ def _written_out(
     flat_mean, flat_unbiased = (tf.reshape(v, [layout.channels]) for v in (mean, unbiased))
     # Its gradient needs no residuals, but the branches of a tf.cond return values alike: under
     # XLA those of the kernel have these shapes.
-    unused = tf.zeros([layout.channels])
+    unused = tf.zeros_like(flat_mean)
     return tf.cast(y, x.dtype), flat_mean, flat_unbiased, unused, unused, tf.zeros([0])
+
+
+@functools.cache
+def _shared(
+    equations: Callable[..., tuple[tf.Tensor, ...]], epsilon: float, data_format: str
+) -> Callable[..., tuple[tf.Tensor, ...]]:
+    """`equations` as one function of the graph for all layers and sizes.
+
+    A network has dozens of layers, and this branch is not taken but under XLA: tracing it for
+    each of them, and optimizing it as a part of the graph, would be most of the start-up time.
+    """
+
+    def function(*arguments: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        axes = [0, 1, 2] if data_format == "NHWC" else [0, 2, 3]
+        return equations(*arguments, epsilon, _Layout([], -1, data_format, axes))
+
+    return tf.function(
+        function,
+        autograph=False,
+        reduce_retracing=True,
+        experimental_attributes={"_noinline": True},
+    )
 
 
 def _written_out_gradient(
@@ -285,5 +308,5 @@ def _written_out_gradient(
     dgamma = tf.reduce_sum(dy_wide * normalized, layout.reduction_axes, keepdims=True)
     mean_terms = (dbeta + normalized * dgamma) / tf.maximum(count, 1)
     dx = tf.reshape(gamma, tf.shape(mean)) * inverse * (dy_wide - mean_terms)
-    flat = [tf.reshape(value, [layout.channels]) for value in (dgamma, dbeta)]
+    flat = [tf.reshape(value, [-1]) for value in (dgamma, dbeta)]
     return tf.cast(dx, x.dtype), *flat

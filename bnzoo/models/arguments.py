@@ -133,13 +133,17 @@ def global_pool(x: Any, pooling: str, data_format: str) -> Any:
     return kind(data_format=data_format, name=f"{pooling}_pool")(x)
 
 
+# Published weights that bnzoo.pretrained can download.
+DOWNLOADED = ("slim",)
+
+
 def check_weights(weights: Any) -> None:
-    """ValueError unless `weights` is None or the path of a file that Keras can load."""
-    if weights is None:
+    """ValueError unless `weights` is None, to be downloaded, or a file that Keras can load."""
+    if weights is None or (isinstance(weights, str) and weights in DOWNLOADED):
         return
     if not isinstance(weights, (str, os.PathLike)) or not os.path.isfile(weights):
         raise ValueError(
-            "`weights` must be None or the path of an existing weights file. "
+            "`weights` must be None, 'slim' or the path of an existing weights file. "
             f"Received: weights={weights!r}"
         )
     if not os.fspath(weights).endswith((".weights.h5", ".keras")):
@@ -156,7 +160,12 @@ def build_model(input_tensor: Any, image: Any, outputs: Any, name: str, weights:
         sources = keras.utils.get_source_inputs(input_tensor)
         inputs = sources[0] if len(sources) == 1 else sources
     model = keras.Model(inputs, outputs, name=name)
-    if weights is not None:
+    if weights in DOWNLOADED:
+        # Here and not at the top: it builds models, so that it imports this package.
+        from bnzoo import pretrained
+
+        pretrained.load_weights(model, pretrained.fetch(weights), source=weights)
+    elif weights is not None:
         try:
             model.load_weights(weights)
         except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:

@@ -69,8 +69,9 @@ def bn_inception(
 
     Args:
         include_top: whether to end with global average pooling and the classifier `predictions`.
-        weights: None for random weights, or the path of a Keras file (.weights.h5 or .keras) of
-            this network.
+        weights: None for random weights; the path of a Keras file (.weights.h5 or .keras) of
+            this network; or "slim", which downloads TF-slim's into Keras' cache, for a network of
+            the form `FORMS["slim"].build(weights="slim")`.
         input_tensor: a Keras tensor to start from instead of a new input.
         input_shape: (height, width, channels) in pixels, or (channels, height, width) for
             channels_first. At least 32x32, or 8x8 with the small stem; any number of channels;

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from bnzoo import pretrained
 from bnzoo.layers import BatchNormalization
 from bnzoo.models import bn_inception, feature_extractor, inception
 
@@ -352,7 +353,7 @@ def test_mixed_precision_ends_in_float32():
         ),
         (
             {"weights": "imagenet"},
-            "`weights` must be None or the path of an existing weights file. "
+            "`weights` must be None, 'slim' or the path of an existing weights file. "
             "Received: weights='imagenet'",
         ),
         (
@@ -407,3 +408,15 @@ def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError) as error:  # noqa: PT011 the whole text is compared
         bn_inception(**arguments)
     assert str(error.value) == message
+
+
+def test_weights_to_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(pretrained, "fetch", lambda source: f"the file of {source}")
+    monkeypatch.setattr(
+        pretrained, "load_weights", lambda model, path, source: asked.append((model, path, source))
+    )
+    model = bn_inception(
+        input_shape=(32, 32, 3), stem="small", width_multiplier=0.05, weights="slim"
+    )
+    assert asked == [(model, "the file of slim", "slim")]
