@@ -23,7 +23,7 @@ from ..command_line import parse
 from ..data import Inputs
 from ..settings import TRAIN_FLAGS, resolve
 
-EPOCHS = 8
+EPOCHS = 7
 # Steps of 32 that hold the 1,437 training images once.
 EPOCH = 45
 
