@@ -207,7 +207,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Normalizes `inputs`; see the class."""
-        x = inputs if inputs.dtype.is_floating else tf.cast(inputs, tf.float32)
+        x = tf.convert_to_tensor(inputs)  # Outside of __call__ it may be a NumPy array.
+        x = x if x.dtype.is_floating else tf.cast(x, tf.float32)
         mask = None if mask is None else self._expand_mask(mask, x)
         if training and self.trainable:
             y = self._normalize_by_batch(x, mask)

@@ -90,6 +90,8 @@ class LocalResponseNormalization(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         # The kernels know float32 only (on CPU), rank 4, channels last.
+        if not inputs.dtype.is_floating:
+            inputs = tf.cast(inputs, self.compute_dtype)
         rank = inputs.shape.rank
         order = [axis for axis in range(rank) if axis != self.axis % rank] + [self.axis % rank]
         last = tf.transpose(inputs, order) if order != sorted(order) else inputs

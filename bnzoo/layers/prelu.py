@@ -118,6 +118,8 @@ class PReLU(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=rank, axes=own)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        if not inputs.dtype.is_floating:  # A slope is not a whole number.
+            inputs = tf.cast(inputs, self.compute_dtype)
         return _prelu(inputs, tf.convert_to_tensor(self.alpha))
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:

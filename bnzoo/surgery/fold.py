@@ -92,7 +92,8 @@ def _apply(plan: Plan, graphs: list[Graph]) -> keras.Model:
     def replace(layer: keras.Layer) -> keras.Layer | None:
         if id(layer) in plan.folded:
             if id(layer) in names_output:
-                return keras.layers.Identity(name=layer.name, dtype=layer.dtype_policy)
+                # By name: Keras cannot write a policy that is an object into a file here.
+                return keras.layers.Identity(name=layer.name, dtype=layer.dtype_policy.name)
             return None
         if id(layer) in plan.affines:
             return ChannelAffine(axis=layer.axis, name=layer.name, dtype=layer.dtype_policy)

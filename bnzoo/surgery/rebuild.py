@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -170,10 +171,14 @@ def _copy_operation(operation: keras.Operation) -> keras.Operation:
 
 
 def copy_state(old: keras.Layer, new: keras.Layer) -> None:
-    """Gives the new layer the values and `trainable` flags of the old one's variables."""
+    """Gives the new layer what the old one has learned: its variables and lookup tables."""
     for source, target in zip(old.variables, new.variables, strict=True):
         target.assign(source)
         if target.trainable != source.trainable:
             target.trainable = source.trainable
+    if hasattr(old, "save_assets"):  # Vocabularies are in tables, not in variables.
+        with tempfile.TemporaryDirectory() as folder:
+            old.save_assets(folder)
+            new.load_assets(folder)
     if isinstance(new, keras.layers.Normalization):
         new.finalize_state()  # It computes with constants that it derives from its variables.

@@ -71,8 +71,13 @@ class Search:
                 yield from self._above(call, summand, scale_only if number else affine)
         elif type(layer) is keras.layers.Concatenate:
             axis = layer.axis % len(tensor.shape)
+            if axis == 0:
+                raise NotFoldable(f"'{layer.name}' joins batches")
             start_of_part = 0
             for part in call.inputs:
+                if affine.scale.shape[axis - 1] == 1:  # Constant along the axis.
+                    yield from self._above(call, part, affine)
+                    continue
                 end_of_part = start_of_part + part.shape[axis]
                 yield from self._above(call, part, affine.cut(axis - 1, start_of_part, end_of_part))
                 start_of_part = end_of_part

@@ -256,3 +256,7 @@ def test_a_changed_number_of_channels_is_refused() -> None:
     layer(np.zeros((1, 4, 4, 3), "float32"))
     with pytest.raises(ValueError, match="axis 3 of input shape to have value 3"):
         layer(np.zeros((1, 4, 4, 1), "float32"))
+
+
+def test_integers_are_not_cut_to_integers() -> None:
+    np.testing.assert_array_equal(PReLU()(np.array([[-4, 8]])), [[-1.0, 8.0]])
