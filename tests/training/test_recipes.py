@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -21,6 +22,7 @@ PRINTED = {
     "bn_baseline": ("bn_inception", 0.0015, 32),
     "bn_x5": ("bn_inception", 0.0075, 32),
     "bn_x30": ("bn_inception", 0.045, 32),
+    **{f"bn_x30_ensemble_{number}": ("bn_inception", 0.045, 32) for number in range(1, 7)},
     "bn_x5_sigmoid": ("bn_inception", 0.0075, 32),
     "mnist_bn": ("mnist_mlp", 0.1, 60),
     "mnist_plain": ("mnist_mlp", 0.1, 60),
@@ -119,3 +121,19 @@ def test_each_model_has_a_recipe_of_its_own() -> None:
     for model, name in RECIPE_OF_MODEL.items():
         assert RECIPES[name].model == model
     assert set(RECIPE_OF_MODEL) == {row.model for row in RECIPES.values()}
+
+
+def test_the_ensemble_is_six_variants_of_bn_x30() -> None:
+    members = [RECIPES[f"bn_x30_ensemble_{number}"] for number in range(1, 7)]
+    options = [dict(member.model_arguments) for member in members]
+    for member in members:
+        same = dataclasses.replace(member, name="bn_x30", model_arguments={})
+        assert same == RECIPES["bn_x30"]
+    # Section 4.2.3's three kinds of change, each in some of them, and no two alike.
+    assert {name for chosen in options for name in chosen} == {
+        "weight_scale",
+        "dropout",
+        "batch_norm",
+    }
+    assert {chosen.get("dropout", 0) for chosen in options} == {0, 0.05, 0.1}
+    assert all(options.count(chosen) == 1 for chosen in options)
