@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from pathlib import Path
 
 import keras
@@ -50,11 +51,11 @@ def read_run(folder: Path) -> Run:
     try:
         network = keras.models.load_model(folder / "model.keras", compile=False)
         preprocessing = Preprocessing.from_json((folder / "preprocessing.json").read_text())
-    except (ValueError, TypeError, OSError) as error:
+        labels = tuple((folder / "labels.txt").read_text(encoding="utf-8").splitlines())
+        if not isinstance(network, keras.Sequential) and isinstance(network.output, dict):
+            network = without_auxiliary(network)
+    except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise ExportFailed(f"cannot read {folder}: {_first_line(error)}") from error
-    if isinstance(network.output, dict):
-        network = without_auxiliary(network)
-    labels = tuple((folder / "labels.txt").read_text(encoding="utf-8").splitlines())
     _check_fit(network, preprocessing, labels)
     assets = tuple(folder / name for name in ASSETS if (folder / name).is_file())
     return Run(network, preprocessing, labels, assets)

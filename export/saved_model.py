@@ -119,6 +119,9 @@ def main(argv: Sequence[str]) -> int:
     except (BadFlags, ExportFailed) as error:
         print(f"bnzoo-export: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadFlags) else 1
+    except OSError as error:
+        print(f"bnzoo-export: cannot write or read: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -155,7 +158,7 @@ def _parse(values: flags.FlagValues, argv: Sequence[str]) -> tuple[Path, Path]:
         folders = values(list(argv))[1:]
     except flags.Error as error:
         raise BadFlags(" ".join(str(error).split())) from error
-    if len(folders) != 2:
+    if len(folders) != 2 or not all(folders):
         received = " ".join(folders) or "none"
         raise BadFlags(f"two folders are needed, RUN and OUT. Received: {received}")
     if values.version is not None and values.version != NEXT and not is_version(values.version):

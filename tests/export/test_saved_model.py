@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -155,3 +159,48 @@ def test_labels_are_in_the_graph(run_dir: Path, tmp_path: Path) -> None:
     served = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_bytes"]
     classes = served(image_bytes=tf.constant([encoded_image(4)]))["classes"].numpy()[0]
     assert {name.decode() for name in classes} < set(LABELS)
+
+
+def _zip_of_something_else(run: Path) -> None:
+    with zipfile.ZipFile(run / "model.keras", "w") as archive:
+        archive.writestr("notes.txt", "no network")
+
+
+DAMAGES = {
+    "labels that are no text": lambda run: (run / "labels.txt").write_bytes(b"\xff\xfe\xff"),
+    "a file that is no archive": lambda run: (run / "model.keras").write_bytes(b"PK\x03\x04 no"),
+    "an archive of something else": _zip_of_something_else,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_run(
+    damage: Callable[[Path], object],
+    run_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    damage(run)
+    assert export(run, tmp_path / "out") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"bnzoo-export: cannot read {run}: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_place_to_write(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert export(run_dir, tmp_path / "file" / "models") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("bnzoo-export: cannot write or read: ")
+    assert export(run_dir, "") == 2
+    assert "two folders are needed" in capsys.readouterr().err
+
+
+def test_a_sequential_network(run_dir: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    network = keras.Sequential([keras.Input((12, 10, 3)), small_network()])
+    network.save(run / "model.keras")
+    assert export(run, tmp_path / "out") == 0
