@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from .axes import as_axis, resolve_axes
+
 
 @keras.saving.register_keras_serializable(package="bnzoo")
 class ChannelAffine(keras.layers.Layer):
@@ -50,34 +52,21 @@ class ChannelAffine(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.axis = axis if isinstance(axis, int) else tuple(axis)
+        self.axis = as_axis(axis)
         self.scale_initializer = keras.initializers.get(scale_initializer)
         self.offset_initializer = keras.initializers.get(offset_initializer)
         self.supports_masking = True
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        rank = len(input_shape)
-        given = (self.axis,) if isinstance(self.axis, int) else self.axis
-        axes = sorted(axis + rank if axis < 0 else axis for axis in given)
-        if not axes or len(set(axes)) < len(axes) or not all(0 < axis < rank for axis in axes):
-            raise ValueError(
-                f"`axis` must name distinct axes of an input of rank {rank} other than the batch "
-                f"axis 0. Received: axis={self.axis}"
-            )
-        sizes = {axis: input_shape[axis] for axis in axes}
-        if None in sizes.values():
-            raise ValueError(
-                "The size along `axis` must be known when ChannelAffine is built. "
-                f"Received: axis={self.axis}, input_shape={tuple(input_shape)}"
-            )
-        shape = [sizes[axis] for axis in axes]
+        sizes = resolve_axes(self.axis, input_shape)
+        shape = list(sizes.values())
         self.scale = self.add_weight(name="scale", shape=shape, initializer=self.scale_initializer)
         self.offset = self.add_weight(
             name="offset", shape=shape, initializer=self.offset_initializer
         )
         # Trailing axes broadcast by themselves; others need ones behind them.
-        self._broadcast_shape = [sizes.get(axis, 1) for axis in range(axes[0], rank)]
-        self.input_spec = keras.layers.InputSpec(ndim=rank, axes=sizes)
+        self._broadcast_shape = [sizes.get(axis, 1) for axis in range(min(sizes), len(input_shape))]
+        self.input_spec = keras.layers.InputSpec(ndim=len(input_shape), axes=sizes)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         # Plain products and sums: XLA, Grappler and TFLite merge them with their neighbours, and on
