@@ -81,7 +81,7 @@ def test_the_training_commands_are_right() -> None:
 
 
 def test_every_recipe_is_named() -> None:
-    paragraph = README[README.index("A recipe is") : README.index("any flag changes")]
+    paragraph = README[README.index("A recipe is") : README.index("Any flag changes")]
     assert set(re.findall(r"`(\w+)`", paragraph)) == set(RECIPES)
 
 

@@ -289,7 +289,7 @@ def test_signature_and_documentation(function: Callable[..., keras.Model]) -> No
         ({"classes": 0}, r"`classes` must be a whole number .*classes=0"),
         ({"fc_stddev": 0.01}, r"`fc_stddev` must be None or three numbers.*fc_stddev=0\.01"),
         ({"fc_stddev": (0.01, -1, 0)}, r"`fc_stddev` must be a number in .*fc_stddev=-1"),
-        ({"weights": "absent.weights.h5"}, r"`weights` must be None or the path .*absent"),
+        ({"weights": "absent.weights.h5"}, r"`weights` must be None, .slim. or the path .*absent"),
         ({"data_format": "NCHW"}, r"`data_format` must be one of .*data_format='NCHW'"),
         ({"input_shape": (16, 17, 3)}, r"at least 17 pixels\. .*input_shape=\(16, 17, 3\)"),
         ({"input_shape": (64, 64)}, r"`input_shape` must be \(height, width, channels\)"),
