@@ -19,7 +19,8 @@ from bnzoo.preprocessing import Preprocessing
 from export.signatures import build_signatures, save_signatures
 from training.command_line import parse
 from training.recipes import RECIPES
-from training.settings import TRAIN_FLAGS, resolve
+from training.settings import resolve
+from training.train_flags import TRAIN_FLAGS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

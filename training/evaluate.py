@@ -11,7 +11,8 @@ from absl import flags
 
 from . import run_directory
 from .command_line import BadFlags, Flag, FlagGroups, RunFailed, run_command
-from .settings import DATA_FLAGS, check_dataset_name
+from .settings import check_dataset_name
+from .train_flags import DATA_FLAGS
 
 PROGRAM = "bnzoo-evaluate"
 USAGE = """bnzoo-evaluate RUN [flags]

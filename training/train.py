@@ -10,7 +10,8 @@ from absl import flags
 
 from . import run_directory
 from .command_line import BadFlags, run_command
-from .settings import TRAIN_FLAGS, Settings, resolve
+from .settings import Settings, resolve
+from .train_flags import TRAIN_FLAGS
 
 PROGRAM = "bnzoo-train"
 USAGE = """bnzoo-train --recipe=NAME | --model=NAME [--dataset=NAME] [flags]

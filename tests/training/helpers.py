@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 from training.command_line import parse
-from training.settings import TRAIN_FLAGS, Settings, resolve
+from training.settings import Settings, resolve
+from training.train_flags import TRAIN_FLAGS
 
 
 def given(*argv: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from training import evaluate
 from training.command_line import BadFlags, Flag, RunFailed, help_text, parse, run_command
-from training.settings import TRAIN_FLAGS
+from training.train_flags import TRAIN_FLAGS
 
 GROUPS = {
     "One": (Flag("count", "integer", "How many, in pieces.", 3),),

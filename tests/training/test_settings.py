@@ -12,7 +12,8 @@ import pytest
 
 from training.command_line import BadFlags
 from training.recipes import RECIPES
-from training.settings import TRAIN_FLAGS, Settings, resolve
+from training.settings import Settings, resolve
+from training.train_flags import TRAIN_FLAGS
 
 from .helpers import given, settings
 

@@ -21,7 +21,8 @@ import numpy as np
 from .. import data, examples, run_directory, train
 from ..command_line import parse
 from ..data import Inputs
-from ..settings import TRAIN_FLAGS, resolve
+from ..settings import resolve
+from ..train_flags import TRAIN_FLAGS
 
 EPOCHS = 7
 # Steps of 32 that hold the 1,437 training images once.

@@ -12,8 +12,9 @@ from bnzoo.preprocessing import Preprocessing
 from training.command_line import parse
 from training.experiments import digits_demo
 from training.experiments.digits_demo import Curve
-from training.settings import TRAIN_FLAGS, resolve
+from training.settings import resolve
 from training.sources import digits
+from training.train_flags import TRAIN_FLAGS
 
 BASELINE = Curve("inception", [45, 90, 135], [0.10, 0.75, 0.70], 31.4)
 BETTER = Curve("bn_x5", [45, 90, 135], [0.60, 0.80, 0.90], 45.6)
