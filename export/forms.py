@@ -1,0 +1,158 @@
+"""The forms in which a network is exported: where its weights are, and what it computes in.
+
+A form is a traced function from images to what the network gives. The signatures of a SavedModel,
+a LiteRT file and an ONNX file are all made of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from bnzoo.surgery.graph import Graph, is_walkable, read_graphs
+from bnzoo.surgery.rebuild import copy_layer, copy_state, rebuild
+
+VARIABLES = "variables"
+CONSTANTS = "constants"
+FORMS = (VARIABLES, CONSTANTS)
+PRECISIONS = ("float32", "bfloat16")
+# What a server can write as JSON; the other floating types become float32.
+_SERVABLE = {
+    *(tf.bool, tf.string, tf.float32, tf.float64),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+}
+
+
+def build_form(
+    network: keras.Model, form: str = VARIABLES, precision: str = "float32"
+) -> tf.types.experimental.ConcreteFunction:
+    """`network` at inference, traced, with a batch of any size.
+
+    Args:
+        network: a built network with its weights, Batch Normalization folded or not.
+        form: "variables", read at each call and stored beside the graph; or "constants", weights
+            that are part of the graph, so that a runtime may rearrange them once and fold what
+            can be computed from them.
+        precision: "float32" leaves each layer as it is; "bfloat16": see `in_precision`.
+
+    Returns:
+        A function that takes each of `input_specs(network)` by its name and returns what the
+        network does, floating point as float32. The variables that it reads live as long as
+        `network` in float32, and as long as the function in another precision.
+
+    Raises:
+        ValueError: `form` or `precision` is unknown, or see `in_precision`.
+
+    Example:
+
+    >>> import bnzoo, tensorflow as tf
+    >>> network = bnzoo.models.mnist_mlp()
+    >>> form = build_form(bnzoo.surgery.fold_batch_norm(network), "constants")
+    >>> form(images=tf.zeros((3, 28, 28, 1))).shape, len(form.graph.variables)
+    (TensorShape([3, 10]), 0)
+    """
+    if form not in FORMS:
+        raise ValueError(f"`form` must be one of {', '.join(FORMS)}. Received: form={form!r}")
+    network = in_precision(network, precision)
+    specs = input_specs(network)
+    run = _with_variables(network) if form == VARIABLES else _with_constants(network)
+
+    def call(**inputs: tf.Tensor) -> Any:
+        images = [inputs[name] for name in specs]
+        structure = keras.tree.pack_sequence_as(network.input, images)
+        return keras.tree.map_structure(_servable, run(structure))
+
+    # Keras' layers are written without Python control flow on tensors: nothing to convert.
+    function = tf.function(call, autograph=False).get_concrete_function(**specs)
+    function.network = network  # A traced function holds its variables weakly.
+    return function
+
+
+def input_specs(network: keras.Model) -> dict[str, tf.TensorSpec]:
+    """The inputs by name: `images` if there is one, else by the names of the network's inputs."""
+    inputs = keras.tree.flatten(network.input)
+    names = ["images"] if len(inputs) == 1 else [tensor.name for tensor in inputs]
+    return {
+        name: tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype, name)
+        for name, tensor in zip(names, inputs, strict=True)
+    }
+
+
+def in_precision(network: keras.Model, precision: str) -> keras.Model:
+    """The network with its weights, and what it computes, in another type.
+
+    In float32, and in the type that they were, stay the layers that give the outputs, those of
+    nested networks too, with the classifier before an activation of its own: a logit of 10 is
+    rounded by 0.03 in bfloat16, and a probability with it. So does Batch Normalization that is
+    not folded.
+
+    Args:
+        network: a functional or Sequential network. It is left as it is.
+        precision: "float32", which returns `network` itself, or "bfloat16".
+
+    Raises:
+        ValueError: `precision` is unknown, or a layer cannot be copied.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"`precision` must be one of {', '.join(PRECISIONS)}. Received: precision={precision!r}"
+        )
+    if precision == "float32":
+        return network
+    graphs = read_graphs(network)
+    kept = {id(layer) for graph in graphs for layer in _output_layers(graph)}
+
+    def lowered(layer: keras.Layer) -> bool:
+        return id(layer) not in kept and not isinstance(layer, keras.layers.BatchNormalization)
+
+    copy, pairs = rebuild(
+        graphs,
+        lambda layer: copy_layer(layer, dtype=precision) if lowered(layer) else copy_layer(layer),
+    )
+    for old, new in pairs:
+        if lowered(old):
+            new.dtype_policy = keras.DTypePolicy(precision)
+        copy_state(old, new)
+    return copy
+
+
+def _output_layers(graph: Graph) -> list[keras.Layer]:
+    """The layers that give the outputs, and those before them up to the first with weights."""
+    found = []
+    for tensor in keras.tree.flatten(graph.outputs):
+        call = graph.producer(tensor)
+        while call is not None and not is_walkable(call.operation):
+            found.append(call.operation)
+            if not isinstance(call.operation, (keras.layers.Activation, keras.layers.Softmax)):
+                break
+            call = graph.producer(call.input)
+    return found
+
+
+def _with_variables(network: keras.Model) -> Callable[[Any], Any]:
+    return lambda inputs: network(inputs, training=False)
+
+
+def _with_constants(network: keras.Model) -> Callable[[Any], Any]:
+    # As arrays: a tensor from outside of a graph would become one of its inputs.
+    trainable = [variable.value.numpy() for variable in network.trainable_variables]
+    others = [variable.value.numpy() for variable in network.non_trainable_variables]
+
+    def run(inputs: Any) -> Any:
+        outputs, _ = network.stateless_call(
+            [tf.constant(value) for value in trainable],
+            [tf.constant(value) for value in others],
+            inputs,
+            training=False,
+        )
+        return outputs
+
+    return run
+
+
+def _servable(tensor: tf.Tensor) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
+    return tensor if tensor.dtype in _SERVABLE else tf.cast(tensor, tf.float32)
