@@ -1,0 +1,136 @@
+"""bnzoo-verify-export DIR [RUN]: whether an export is right, how fast it is and what it takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from .errors import ExportFailed
+from .verification import Report, verify
+
+USAGE = """bnzoo-verify-export [FLAGS] DIR [RUN]
+
+Checks the SavedModel in DIR, a version that bnzoo-export wrote, or the model's folder, of which
+the highest version is taken. It is loaded, run and timed in a process where importing Keras or
+bnzoo fails, as they are missing on a server. With RUN, the run directory, its answers are
+compared with those of the trained network, before anything was folded.
+"""
+
+
+class BadFlags(Exception):
+    """What is wrong with the command line, in one line."""
+
+
+def run() -> None:
+    """The command bnzoo-verify-export."""
+    sys.exit(main(sys.argv))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command with `argv`, as sys.argv.
+
+    Returns:
+        0; 1 if something is wrong and 2 for bad flags, each after one line that says what.
+    """
+    values = _flags()
+    if any(argument in ("-h", "--help", "--helpshort", "--helpfull") for argument in argv[1:]):
+        print(USAGE + values.get_help())
+        return 0
+    # TensorFlow's C++ part tells of its kernels and missing accelerators on stderr at import.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    report: Report = {}
+    problem = None
+    try:
+        folder, run_dir, batch_sizes = _parse(values, argv)
+        verify(
+            folder,
+            run_dir,
+            examples_dir=Path(values.examples) if values.examples else None,
+            max_difference=values.max_difference,
+            batch_sizes=batch_sizes,
+            seconds=values.seconds,
+            say=(lambda line: None) if values.json else print,
+            report=report,
+        )
+    except BadFlags as error:
+        print(f"bnzoo-verify-export: {error}", file=sys.stderr)
+        return 2
+    except ExportFailed as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"cannot read: {error}"
+    if values.json:
+        print(json.dumps({"ok": problem is None, "problem": problem, **report}, indent=2))
+    if problem is not None:
+        print(f"bnzoo-verify-export: {problem}", file=sys.stderr)
+    return int(problem is not None)
+
+
+def _flags() -> flags.FlagValues:
+    """Flag values of this command's own, so that two commands can be imported into one process."""
+    values = flags.FlagValues()
+    flags.DEFINE_bool("json", False, "Print the report as one JSON object.", flag_values=values)
+    flags.DEFINE_string(
+        "batch_sizes",
+        "1,8,32",
+        "Batch sizes to time, with commas between; none if empty.",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "seconds",
+        2.0,
+        "For how many seconds each signature is timed at each batch size; 20 runs at least.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "examples",
+        None,
+        "Folder of JPEG or PNG images to compare on. Default: RUN/examples; without them, noise.",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "max_difference",
+        None,
+        "Largest difference of a probability to that of the unfolded network, as a fraction of "
+        "the image's largest probability; more is wrong. Default: what rounding explains, 1e-4 in "
+        "float32, 1e-2 in float16 and 8e-2 in bfloat16.",
+        flag_values=values,
+    )
+    return values
+
+
+def _parse(
+    values: flags.FlagValues, argv: Sequence[str]
+) -> tuple[Path, Path | None, tuple[int, ...]]:
+    try:
+        folders = values(list(argv))[1:]
+    except flags.Error as error:
+        raise BadFlags(" ".join(str(error).split())) from error
+    if len(folders) not in (1, 2) or not all(folders):
+        received = " ".join(folders) or "none"
+        raise BadFlags(f"one or two folders are needed, DIR and RUN. Received: {received}")
+    run_dir = Path(folders[1]) if len(folders) == 2 else None
+    for name in ("examples", "max_difference"):
+        if run_dir is None and values[name].value is not None:
+            raise BadFlags(f"--{name} needs RUN, the run directory to compare with")
+    for name in ("seconds", "max_difference"):
+        value = values[name].value
+        if value is not None and not 0 <= value < math.inf:
+            raise BadFlags(f"--{name} must be a number of at least 0. Received: --{name}={value}")
+    sizes = [size.strip() for size in values.batch_sizes.split(",")] if values.batch_sizes else []
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise BadFlags(
+            "--batch_sizes must be whole numbers above 0 with commas between. "
+            f"Received: --batch_sizes={values.batch_sizes}"
+        )
+    return Path(folders[0]), run_dir, tuple(map(int, sizes))
+
+
+if __name__ == "__main__":
+    run()
