@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 
@@ -15,15 +18,29 @@ _KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel")
 def learning_rate_schedule(
     settings: Settings, examples: int
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Exponential decay, rate(step) = learning_rate * decay_rate^(step / decay_steps).
+    """The learning rate of each step, counted from 0.
 
-    As a staircase the exponent is rounded down.
+    "exponential": rate(step) = learning_rate * decay_rate^(step / decay_steps); as a staircase the
+    exponent is rounded down.
+
+    "steps": rate(step) = learning_rate * decay_rate^(number of boundaries passed), of which one of
+    e epochs is passed when e * examples have been trained on.
 
     Args:
-        settings: has `learning_rate`, `decay_rate`, `decay_epochs`, `staircase` and `batch_size`.
+        settings: has `learning_rate`, `learning_rate_schedule`, `decay_rate`, `decay_epochs`,
+            `staircase`, `boundaries` and `batch_size`.
         examples: how many there are in one epoch.
     """
-    decay_steps = settings.decay_epochs * examples / settings.batch_size
+    epoch = examples / settings.batch_size
+    if settings.learning_rate_schedule == "steps":
+        # Keras keeps a rate up to its boundary, that step included.
+        last_steps = [math.ceil(boundary * epoch) - 1 for boundary in settings.boundaries]
+        rates = [
+            settings.learning_rate * settings.decay_rate**passed
+            for passed in range(len(last_steps) + 1)
+        ]
+        return keras.optimizers.schedules.PiecewiseConstantDecay(last_steps, rates)
+    decay_steps = settings.decay_epochs * epoch
     return keras.optimizers.schedules.ExponentialDecay(
         settings.learning_rate, decay_steps, settings.decay_rate, staircase=settings.staircase
     )
@@ -60,6 +77,24 @@ def kernels(model: keras.Model) -> list[keras.Variable]:
             if isinstance(variable, keras.Variable) and variable.trainable:
                 found[id(variable)] = variable
     return list(found.values())
+
+
+def clipped(
+    gradients: Sequence[tf.Tensor], norm: tf.Tensor, limit: float | None
+) -> list[tf.Tensor]:
+    """min(1, limit / norm) * gradient, for each gradient; as they are if `limit` is None.
+
+    Args:
+        gradients: those of all variables.
+        norm: the L2 norm of the gradients of the global batch, over all variables together. Where
+            it is not finite they stay as they are: so the scale of the loss sees that they
+            overflowed.
+        limit: of the norm.
+    """
+    if limit is None:
+        return list(gradients)
+    factor = tf.where(tf.math.is_finite(norm), limit / tf.maximum(norm, limit), 1.0)
+    return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
 
 
 def l2_loss(variables: list[keras.Variable], weight: float) -> tf.Tensor:

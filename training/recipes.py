@@ -25,9 +25,12 @@ class Recipe:
         model_arguments: keyword arguments of the model function.
         momentum: of stochastic gradient descent; the fraction of the last update that is kept.
         weight_decay: L2 weight w: each kernel adds w/2 times its squared norm to the loss.
-        decay_rate: the learning rate is multiplied by it every `decay_epochs`, continuously.
+        learning_rate_schedule: "exponential" or "steps".
+        decay_rate: the learning rate is multiplied by it every `decay_epochs`, continuously; or,
+            under "steps", at each of `boundaries`.
         decay_epochs: in passes over the training examples.
         staircase: whether it is multiplied at their end instead, and constant in between.
+        boundaries: in passes over the training examples.
         photometric: brightness, contrast and colour are multiplied by a factor in 1 +- this.
         image_size: height and width in pixels, for data sets of large images of many sizes.
         mean, scale: a pixel p of 0..255 becomes (p - mean) / scale.
@@ -46,6 +49,8 @@ class Recipe:
     decay_rate: float = 1.0
     decay_epochs: float = 1.0
     staircase: bool = False
+    learning_rate_schedule: str = "exponential"
+    boundaries: tuple[float, ...] = ()
     photometric: float = 0.0
     image_size: int = 224
     mean: float = 0.0
@@ -130,15 +135,15 @@ _PRELU_NET_A = Recipe(
     batch_size=128,
     momentum=0.9,
     weight_decay=5e-4,
+    learning_rate_schedule="steps",
     decay_rate=0.1,
-    decay_epochs=80 / 3,
-    staircase=True,
+    boundaries=(80 / 3, 160 / 3),
     photometric=0.25,
     mean=114.8,
     scale=1.0,
 )
 _PRELU_NET_14 = dataclasses.replace(
-    _PRELU_NET_A, name="prelu_net_14", model="prelu_net_14", steps=750_000, decay_epochs=75 / 3
+    _PRELU_NET_A, name="prelu_net_14", model="prelu_net_14", steps=750_000, boundaries=(25, 50)
 )
 
 _BN_X30 = dataclasses.replace(_BN_X5, name="bn_x30", learning_rate=0.045)

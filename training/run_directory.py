@@ -96,7 +96,7 @@ def check_run_dir(run_dir: str, settings: Settings, overwrite: bool) -> None:
         return
     if overwrite:
         return
-    differences = settings.differences(read_config(run_dir)["flags"])
+    differences = settings.conflicts(read_config(run_dir)["flags"])
     if differences:
         raise BadFlags(
             f"--run_dir={run_dir} holds a run with other flags: {', '.join(differences)}. "

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import json
 import math
 import re
@@ -17,12 +18,17 @@ from .recipes import RECIPE_OF_MODEL, RECIPES, Recipe
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 AUGMENTATIONS = ("none", "shift", "crop")
+SCHEDULES = ("exponential", "steps")
+# They change nothing of what a run computes.
+WATCHING = ("bn_percentiles", "profile_steps")
 DIGITS = "digits"
 FOLDER = "folder:"
 # The stem that the Inception networks get for images up to this many pixels a side.
 SMALL_IMAGE = 64
 
 _TFDS_NAME = re.compile(r"[a-z0-9_]+(:[a-z0-9_]+)?(/[\w.\-]+)*(:\d+\.\d+\.\d+)?", re.IGNORECASE)
+
+_LAYER = re.compile(r"[^\s:]+(:\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +54,32 @@ class Settings:
     decay_rate: float
     decay_epochs: float
     staircase: bool
+    learning_rate_schedule: str
+    boundaries: Sequence[float]
+    clip_norm: float | None
+    polyak: float | None
     population_batches: int
     seed: int
     checkpoint_every: int
     evaluate_every: int | None
     log_every: int
+    bn_percentiles: Sequence[str]
+    profile_steps: Sequence[int]
+
+    def conflicts(self, begun: Mapping[str, Any]) -> list[str]:
+        """The flags that keep a run from going on that was begun with `begun`, of config.json.
+
+        It may be told to do more steps, and be watched in another way.
+        """
+        free = {*WATCHING, *(["steps"] if self.steps > begun.get("steps", math.inf) else [])}
+        same = {name: value for name, value in dataclasses.asdict(self).items() if name in free}
+        return self.differences({**begun, **same})
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """The flags in which `other`, read from config.json, is different."""
-        mine = json.loads(json.dumps(dataclasses.asdict(self)))
+        mine, other = (
+            json.loads(json.dumps(values)) for values in (dataclasses.asdict(self), dict(other))
+        )
         return [
             f"--{name} (there {other.get(name)}, now {mine.get(name)})"
             for name in sorted(mine.keys() | other.keys())
@@ -83,7 +106,10 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "decay_rate": ("a number in (0, 1]", lambda value: 0 < value <= 1),
     "decay_epochs": ("a positive number", lambda value: 0 < value < math.inf),
     "photometric": ("a number in [0, 1)", lambda value: 0 <= value < 1),
+    "clip_norm": ("a positive number", lambda value: 0 < value < math.inf),
+    "polyak": ("a number in (0, 1)", lambda value: 0 < value < 1),
     "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
+    "learning_rate_schedule": (f"one of {', '.join(SCHEDULES)}", SCHEDULES.__contains__),
     "augmentation": (f"one of {', '.join(AUGMENTATIONS)}", AUGMENTATIONS.__contains__),
 }
 
@@ -97,7 +123,13 @@ def resolve(given: Mapping[str, Any]) -> Settings:
     Raises:
         BadFlags: with one line for each flag that is wrong.
     """
-    problems = [
+    problems: list[str] = []
+    given = {
+        **given,
+        "boundaries": _numbers(given, "boundaries", float, problems),
+        "profile_steps": _numbers(given, "profile_steps", int, problems),
+    }
+    problems += [
         f"--{name} must be {rule}. Received: --{name}={given[name]}"
         for name, (rule, holds) in _RULES.items()
         if given[name] is not None and not holds(given[name])
@@ -112,6 +144,13 @@ def resolve(given: Mapping[str, Any]) -> Settings:
             arguments = {**recipe.model_arguments, **arguments}
         if arguments:
             _check_model_arguments(model, arguments, problems)
+        _check_schedule(given, recipe, problems)
+    _check_watching(given, problems)
+    if given["polyak"] is not None and given["population_batches"] == 0:
+        problems.append(
+            "--polyak needs --population_batches of at least 1: BN's statistics have to be taken "
+            "anew for the averaged weights. Received: --population_batches=0"
+        )
     if problems or recipe is None:
         raise BadFlags(*problems)
     values: dict[str, Any] = {}
@@ -125,6 +164,8 @@ def resolve(given: Mapping[str, Any]) -> Settings:
             "recipe": recipe.name,
             "model_args": arguments,
             "image_size": given["image_size"],
+            "bn_percentiles": tuple(given["bn_percentiles"] or ()),
+            "profile_steps": given["profile_steps"] or (),
         }
     )
 
@@ -166,6 +207,67 @@ def _recipe(given: Mapping[str, Any], problems: list[str]) -> Recipe | None:
     if name is not None and name not in RECIPES:
         problems.append(unknown("recipe", name, tuple(RECIPES)))
     return RECIPES.get(name or RECIPE_OF_MODEL.get(model, ""))
+
+
+def _numbers(
+    given: Mapping[str, Any], name: str, kind: type[int] | type[float], problems: list[str]
+) -> tuple[float, ...] | None:
+    """The value of a flag that is a list of rising numbers from 0 on; None if it is not given."""
+    if given[name] is None:
+        return None
+    try:
+        numbers = tuple(kind(text) for text in given[name])
+    except ValueError:
+        numbers = (-1,)
+    if numbers and all(0 <= one < two for one, two in itertools.pairwise((*numbers, math.inf))):
+        return numbers
+    what = "whole numbers" if kind is int else "numbers"
+    problems.append(
+        f"--{name} must be {what} of at least 0, each above the one before. "
+        f"Received: --{name}={','.join(given[name])}"
+    )
+    return None
+
+
+def _check_schedule(given: Mapping[str, Any], recipe: Recipe, problems: list[str]) -> None:
+    """The flags of a schedule go with that schedule alone, and another than the recipe's is whole.
+
+    Its figures would make no sense: 10% at each of three boundaries, but 10% each epoch.
+    """
+    schedule = given["learning_rate_schedule"] or recipe.learning_rate_schedule
+    own = {"exponential": ("decay_epochs", "staircase"), "steps": ("boundaries",)}
+    if schedule not in own:
+        return
+    for other, names in own.items():
+        for name in names:
+            if other != schedule and given[name]:
+                problems.append(
+                    f"--{name} is of --learning_rate_schedule={other}. "
+                    f"Received: --{name} with the schedule {schedule}"
+                )
+    if schedule != recipe.learning_rate_schedule:
+        needed = ("decay_rate", own[schedule][0])
+        missing = [f"--{name}" for name in needed if not given[name]]
+        if missing:
+            problems.append(
+                f"--learning_rate_schedule={schedule} is not that of recipe {recipe.name}: "
+                f"{' and '.join(missing)} must be given too"
+            )
+
+
+def _check_watching(given: Mapping[str, Any], problems: list[str]) -> None:
+    numbers = given["profile_steps"]
+    if numbers is not None and len(numbers) != 2:
+        problems.append(
+            "--profile_steps must be two numbers, FROM,TO. "
+            f"Received: --profile_steps={','.join(map(str, numbers))}"
+        )
+    for text in given["bn_percentiles"] or ():
+        if not _LAYER.fullmatch(text):
+            problems.append(
+                "--bn_percentiles must be last, all, names of layers or NAME:CHANNEL. "
+                f"Received: --bn_percentiles={text}"
+            )
 
 
 def _model_arguments(pairs: Sequence[str], problems: list[str]) -> dict[str, Any]:

@@ -89,9 +89,16 @@ TRAIN_FLAGS: FlagGroups = {
             "Default: the recipe's.",
         ),
         Flag(
+            "learning_rate_schedule",
+            "string",
+            "How the learning rate falls: exponential, by decay_rate over each decay_epochs, or "
+            "steps, by decay_rate at each of the boundaries. Default: the recipe's.",
+        ),
+        Flag(
             "decay_rate",
             "float",
-            "Factor of the learning rate over each decay_epochs, in (0, 1]. Default: the recipe's.",
+            "Factor of the learning rate over each decay_epochs or at each of the boundaries, in "
+            "(0, 1]. Default: the recipe's.",
         ),
         Flag("decay_epochs", "float", "Epochs between two such factors. Default: the recipe's."),
         Flag(
@@ -101,11 +108,44 @@ TRAIN_FLAGS: FlagGroups = {
             "each step. Default: the recipe's.",
         ),
         Flag(
+            "boundaries",
+            "list",
+            "Epochs after which the learning rate falls under --learning_rate_schedule=steps, "
+            "rising; for example 30,60,90. Default: the recipe's.",
+        ),
+        Flag(
+            "clip_norm",
+            "float",
+            "Gradients are scaled down where their L2 norm, over all variables together, is above "
+            "this. Default: they are not.",
+        ),
+        Flag(
+            "polyak",
+            "float",
+            "Decay of the moving averages of the weights, in (0, 1), such as 0.9999; the averages "
+            "become the weights of model.keras. Default: none are kept.",
+        ),
+        Flag(
             "population_batches",
             "integer",
             "Training batches that BN's final statistics are taken from (Algorithm 2); 0 keeps the "
             "moving averages.",
             100,
+        ),
+    ),
+    "Watching": (
+        Flag(
+            "bn_percentiles",
+            "list",
+            "Layers of whose inputs the 15th, 50th and 85th percentiles are written to the run's "
+            "tensorboard folder with each row of metrics.csv: last, all (of BN), names of layers "
+            "or, for one channel, NAME:CHANNEL. Default: none.",
+        ),
+        Flag(
+            "profile_steps",
+            "list",
+            "FROM,TO: the steps behind FROM, up to TO, are profiled into the run's tensorboard "
+            "folder. Default: none.",
         ),
     ),
 }

@@ -10,7 +10,13 @@ import pytest
 import tensorflow as tf
 
 from bnzoo.layers import BatchNormalization, PReLU
-from training.optimizers import build_optimizer, kernels, l2_loss, learning_rate_schedule
+from training.optimizers import (
+    build_optimizer,
+    clipped,
+    kernels,
+    l2_loss,
+    learning_rate_schedule,
+)
 from training.settings import resolve
 
 from .helpers import given, settings
@@ -34,6 +40,53 @@ def test_staircase_is_constant_between_the_ends_of_decay_epochs() -> None:
     schedule = learning_rate_schedule(chosen, examples=10 * chosen.batch_size)
     for step, expected in ((0, 0.1), (19, 0.1), (20, 0.05), (39, 0.05), (40, 0.025)):
         np.testing.assert_allclose(schedule(step), expected, rtol=1e-6)
+
+
+def test_steps_fall_at_the_boundaries() -> None:
+    """He et al. 2015, Section 3: the rate is divided by 10 at given points."""
+    chosen = settings(
+        "--learning_rate_schedule=steps",
+        "--learning_rate=0.01",
+        "--decay_rate=0.1",
+        "--boundaries=2,2.25,5",
+    )
+    # An epoch of 9.5 steps: the first boundary is at step 19, the second at 21.4.
+    examples = 19 * chosen.batch_size // 2
+    schedule = learning_rate_schedule(chosen, examples)
+    optimizer = build_optimizer(chosen, examples)
+    for step, expected in (
+        (0, 1e-2),
+        (18, 1e-2),
+        (19, 1e-3),
+        (21, 1e-3),
+        (22, 1e-4),
+        (47, 1e-4),
+        (48, 1e-5),
+        (10**8, 1e-5),
+    ):
+        np.testing.assert_allclose(schedule(step), expected, rtol=1e-6)
+        optimizer.iterations.assign(step)
+        np.testing.assert_allclose(optimizer.learning_rate.numpy(), expected, rtol=1e-6)
+
+
+def test_gradients_are_clipped_by_their_common_norm() -> None:
+    random = np.random.default_rng(4)
+    gradients = [random.normal(size=shape) for shape in ((3, 4), (5,))]
+    norm = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
+    tensors = [tf.constant(gradient, tf.float32) for gradient in gradients]
+    for limit in (0.5 * norm, 2 * norm):
+        found = clipped(tensors, tf.constant(norm, tf.float32), limit)
+        for one, gradient in zip(found, gradients, strict=True):
+            np.testing.assert_allclose(one, gradient * min(1, limit / norm), rtol=1e-6)
+    assert all(
+        one is tensor
+        for one, tensor in zip(clipped(tensors, tf.constant(norm), None), tensors, strict=True)
+    )
+    # No gradient: no division by 0.
+    np.testing.assert_array_equal(clipped([tf.zeros(3)], tf.constant(0.0), 1.0)[0], np.zeros(3))
+    # What overflowed under a scale of the loss must be seen by who lowers it.
+    infinite = clipped([tf.constant([np.inf, 1.0])], tf.constant(np.inf), 1.0)[0]
+    np.testing.assert_array_equal(infinite, [np.inf, 1.0])
 
 
 def test_momentum_against_numpy() -> None:

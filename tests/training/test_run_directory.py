@@ -30,14 +30,19 @@ def test_config_has_every_flag_the_versions_and_the_seed(tmp_path: Path) -> None
 
 def test_another_configuration_is_refused_naming_the_flags(tmp_path: Path) -> None:
     write_config(str(tmp_path), settings("--seed=5", "--steps=10"), {})
-    other = settings("--seed=6", "--steps=20")
+    other = settings("--seed=6", "--steps=9")
     with pytest.raises(BadFlags) as caught:
         check_run_dir(str(tmp_path), other, overwrite=False)
     assert str(caught.value) == (
         f"--run_dir={tmp_path} holds a run with other flags: --seed (there 5, now 6), --steps "
-        "(there 10, now 20). Give another --run_dir, the same flags, or --overwrite"
+        "(there 10, now 9). Give another --run_dir, the same flags, or --overwrite"
     )
     check_run_dir(str(tmp_path), other, overwrite=True)
+
+
+def test_a_run_may_be_made_longer_and_watched_in_another_way(tmp_path: Path) -> None:
+    write_config(str(tmp_path), settings("--steps=10", "--bn_percentiles=last"), {})
+    check_run_dir(str(tmp_path), settings("--steps=20", "--profile_steps=3,5"), overwrite=False)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

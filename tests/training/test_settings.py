@@ -52,6 +52,52 @@ BAD = [
         "--precision must be one of float32, mixed_bfloat16",
     ),
     (["--recipe=bn_x5", "--augmentation=flip"], "--augmentation must be one of none, shift, crop"),
+    (["--recipe=bn_x5", "--clip_norm=0"], "--clip_norm must be a positive number. Received"),
+    (["--recipe=bn_x5", "--polyak=1"], r"--polyak must be a number in \(0, 1\). Received"),
+    (
+        ["--recipe=bn_x5", "--polyak=0.99", "--population_batches=0"],
+        "--polyak needs --population_batches of at least 1: .* Received: --population_batches=0",
+    ),
+    (
+        ["--recipe=bn_x5", "--learning_rate_schedule=cosine"],
+        "--learning_rate_schedule must be one of exponential, steps. Received: .*=cosine",
+    ),
+    (
+        ["--recipe=prelu_net_a", "--boundaries=3,2"],
+        "--boundaries must be numbers of at least 0, each above the one before. Received: .*=3,2",
+    ),
+    (["--recipe=prelu_net_a", "--boundaries="], "--boundaries must be numbers of at least 0"),
+    (["--recipe=prelu_net_a", "--boundaries=-1"], "--boundaries must be numbers of at least 0"),
+    (["--recipe=prelu_net_a", "--boundaries=1,nan"], "--boundaries must be numbers of at least 0"),
+    (
+        ["--recipe=prelu_net_a", "--staircase"],
+        "--staircase is of --learning_rate_schedule=exponential. Received: .* the schedule steps",
+    ),
+    (
+        ["--recipe=bn_x5", "--boundaries=1"],
+        "--boundaries is of --learning_rate_schedule=steps. Received: .* schedule exponential",
+    ),
+    (
+        ["--recipe=bn_x5", "--learning_rate_schedule=steps", "--boundaries=1"],
+        "--learning_rate_schedule=steps is not that of recipe bn_x5: --decay_rate must be given",
+    ),
+    (
+        ["--recipe=prelu_net_a", "--learning_rate_schedule=exponential"],
+        ".* is not that of recipe prelu_net_a: --decay_rate and --decay_epochs must be given too",
+    ),
+    (
+        ["--recipe=bn_x5", "--profile_steps=5"],
+        "--profile_steps must be two numbers, FROM,TO. Received: --profile_steps=5",
+    ),
+    (
+        ["--recipe=bn_x5", "--profile_steps=5,5"],
+        "--profile_steps must be whole numbers of at least 0, each above the one before.",
+    ),
+    (["--recipe=bn_x5", "--profile_steps=1,2.5"], "--profile_steps must be whole numbers"),
+    (
+        ["--recipe=bn_x5", "--bn_percentiles=a:b"],
+        "--bn_percentiles must be last, all, names of layers or NAME:CHANNEL. Received: .*=a:b",
+    ),
     (
         ["--recipe=bn_x5", "--model_args=width"],
         "--model_args must be name=value,name=value. Received: width",
@@ -108,8 +154,8 @@ def test_flags_go_before_the_recipe_also_where_they_are_zero() -> None:
     found = resolve(
         given("--recipe=bn_x5", "--momentum=0", "--weight_decay=0", "--photometric=0", "--steps=7")
     )
-    assert resolve(given("--recipe=prelu_net_14")).staircase
-    assert not resolve(given("--recipe=prelu_net_14", "--nostaircase")).staircase
+    stepped = resolve(given("--recipe=prelu_net_14", "--boundaries=3.5,7"))
+    assert (stepped.learning_rate_schedule, stepped.boundaries) == ("steps", (3.5, 7))
     assert (found.momentum, found.weight_decay, found.photometric, found.steps) == (0, 0, 0, 7)
 
 
@@ -156,4 +202,27 @@ def test_differences_name_the_flag_and_both_values() -> None:
     assert settings("--model_args=momentum=0.9", "--seed=3", "--steps=9").differences(stored) == [
         "--seed (there 0, now 3)",
         "--steps (there 50000, now 9)",
+    ]
+
+
+def test_a_schedule_of_ones_own() -> None:
+    found = resolve(
+        given(
+            "--recipe=bn_x5",
+            "--learning_rate_schedule=steps",
+            "--decay_rate=0.5",
+            "--boundaries=1,2.5",
+        )
+    )
+    assert (found.decay_rate, found.boundaries) == (0.5, (1.0, 2.5))
+
+
+def test_conflicts_leave_out_more_steps_and_what_is_watched() -> None:
+    begun = json.loads(json.dumps(dataclasses.asdict(settings("--steps=10"))))
+    more = settings("--steps=11", "--profile_steps=1,2", "--bn_percentiles=last")
+    assert more.conflicts(begun) == []
+    assert settings("--steps=9", "--seed=1", "--polyak=0.9").conflicts(begun) == [
+        "--polyak (there None, now 0.9)",
+        "--seed (there 0, now 1)",
+        "--steps (there 10, now 9)",
     ]
