@@ -39,6 +39,7 @@ class Settings:
     model: str
     model_args: Mapping[str, Any]
     precision: str
+    synchronized_batch_norm: bool
     dataset: str
     data_dir: str | None
     train_split: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .command_line import Flag, FlagGroups
+from .placement import PLACEMENT_FLAGS
 from .recipes import RECIPE_OF_MODEL, RECIPES
 from .settings import PRECISIONS, SMALL_IMAGE
 
@@ -40,6 +41,7 @@ TRAIN_FLAGS: FlagGroups = {
         ),
         Flag("log_every", "integer", "Steps from one row of metrics.csv to the next.", 100),
     ),
+    "Devices": PLACEMENT_FLAGS,
     "Network": (
         Flag("model", "string", f"Network: {', '.join(RECIPE_OF_MODEL)}. Default: the recipe's."),
         Flag(
@@ -50,6 +52,13 @@ TRAIN_FLAGS: FlagGroups = {
             f"{SMALL_IMAGE} pixels a side get the small stem unless `stem` is given.",
         ),
         Flag("precision", "string", f"Type policy: {', '.join(PRECISIONS)}.", "float32"),
+        Flag(
+            "synchronized_batch_norm",
+            "boolean",
+            "Whether BN normalizes by the global batch where several devices train in step, not by "
+            "each device's part of it.",
+            True,
+        ),
     ),
     "Data": (
         *DATA_FLAGS,
