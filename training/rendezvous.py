@@ -45,7 +45,7 @@ def meet(task: Task, facts: Mapping[str, Mapping[str, Any]], timeout: float) -> 
     # All compare with the same one, so that all see a difference if there is any.
     first = task.tasks[0][0]
     for name, theirs in found.items():
-        if differences := _differences(found[first], theirs):
+        if differences := differences(found[first], theirs):
             raise BadFlags(
                 f"{name} at {dict(task.tasks)[name]} does not run the same as {first}: "
                 f"{', '.join(differences)}. All processes must be started alike"
@@ -152,8 +152,8 @@ class _Host:
         self._socket.close()
 
 
-def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What is not the same, as name (value in the first, value in the other)."""
+def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Of facts, what is not the same, as name (value in the first, value in the other)."""
     found = []
     for group in sorted(first.keys() | other.keys()):
         one, two = first.get(group) or {}, other.get(group) or {}
