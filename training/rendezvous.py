@@ -45,10 +45,10 @@ def meet(task: Task, facts: Mapping[str, Mapping[str, Any]], timeout: float) -> 
     # All compare with the same one, so that all see a difference if there is any.
     first = task.tasks[0][0]
     for name, theirs in found.items():
-        if differences := differences(found[first], theirs):
+        if different := differences(found[first], theirs):
             raise BadFlags(
                 f"{name} at {dict(task.tasks)[name]} does not run the same as {first}: "
-                f"{', '.join(differences)}. All processes must be started alike"
+                f"{', '.join(different)}. All processes must be started alike"
             )
 
 
