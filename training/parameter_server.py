@@ -1,0 +1,226 @@
+"""Asynchronous training: workers take steps by themselves, with the variables on servers.
+
+Ioffe & Szegedy 2015 trained so, with 10 replicas. The engine is tf.distribute's
+ParameterServerStrategy with its ClusterCoordinator.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from . import task_server
+from .cluster import PS, WORKER, Task
+from .command_line import RunFailed
+from .engine import StepResults
+from .failures import reason
+from .task_server import Watch, job_of
+
+# Steps that are scheduled for each worker and not done. TensorFlow's coordinator has each worker do
+# one at a time; with the others at hand it never waits for the chief.
+SCHEDULED_EACH = 5
+# Seconds that a parameter server may not answer. What it held is lost with it, so there is nothing
+# to be won by waiting long.
+SERVER_PATIENCE = 20.0
+# Seconds from one look at the cluster to the next while no step ends.
+_LOOK_EVERY = 1.0
+
+# From images and labels, in a replica: loss, accuracy, learning rate and norm of the gradients.
+TrainStep = Callable[..., tuple[tf.Tensor, ...]]
+
+
+class ParameterServers:
+    """The engine of `--strategy=parameter_server`.
+
+    A step that is scheduled is done, whatever happens to workers; where one is lost in the middle
+    of a step, another does that step from its start. `again` counts those that may have changed
+    variables twice.
+
+    Args:
+        strategy: its cluster is up, and `train_step` is of variables made in its scope.
+        task: the chief, which this process is.
+        train_step: does one step on one batch; its updates of variables are atomic.
+        batches: makes the batches of one worker, in a tf.function that runs on it, from its number
+            and the number of its batch to begin at.
+        counts: variables that count steps. They are set right wherever no step is under way.
+        patience: seconds to go on waiting while no worker answers.
+        retry: what to raise for a cluster that is to be started again, made from one line.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.ParameterServerStrategy,
+        task: Task,
+        train_step: TrainStep,
+        batches: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset],
+        counts: list[tf.Variable],
+        patience: float,
+        retry: Callable[[str], Exception] = RunFailed,
+    ) -> None:
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._addresses = task_server.servants(task)
+        self._workers = len(task.jobs[WORKER])
+        self._counts = counts
+        self._patience = patience
+        self._retry = retry
+        self.again = 0
+        self.scheduled = 0
+        with strategy.scope():
+            self._begun = tf.Variable(0, dtype=tf.int64, trainable=False, name="begun")
+        self._step = self._make_step(strategy, train_step)
+        self._make_batches = batches
+        self._batches: Any = None
+        self._position = 0
+        self._under_way: deque[tf.distribute.experimental.coordinator.RemoteValue] = deque()
+        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        threading.Thread(target=self._fetch, name="fetch", daemon=True).start()
+        self._watch = Watch(self._addresses, self._tell)
+
+    def _make_step(
+        self, strategy: tf.distribute.ParameterServerStrategy, train_step: TrainStep
+    ) -> Callable[..., tf.Tensor]:
+        begun = self._begun
+
+        def counted(*batch: tf.Tensor) -> tf.Tensor:
+            # Before anything is changed: no step that changed something goes uncounted.
+            with tf.control_dependencies([begun.assign_add(1, read_value=False)]):
+                return tf.stack([tf.cast(value, tf.float32) for value in train_step(*batch)])
+
+        @tf.function
+        def step(batches: Any) -> tf.Tensor:
+            return strategy.run(counted, args=next(batches))
+
+        return step
+
+    def _start(self, first_step: int) -> None:
+        """Places the input on the workers, and sets the counts."""
+        self._position = first_step
+        self._set_counts(first_step)
+        begun, workers, make = self._begun, self._workers, self._make_batches
+
+        @tf.function
+        def worker_batches() -> tf.data.Dataset:
+            # Runs on a worker as it is taken on, and taken on again: it goes on about where it was.
+            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+            return make(worker, begun.read_value() // workers)
+
+        self._batches = iter(self._coordinator.create_per_worker_dataset(worker_batches))
+
+    def run(self, first_step: int, count: int, ahead: int = 0) -> StepResults:
+        """Does the steps behind `first_step`, `count` of them, and waits for them.
+
+        Args:
+            first_step: where the last call ended or, in the first call, where the run goes on.
+            count: how many.
+            ahead: up to how many steps behind these may be under way at the end, so that no worker
+                waits for the slowest. With 0 none is, and the variables are those of step
+                `first_step + count`.
+
+        Raises:
+            tf.errors.OpError: something in a step failed.
+            RunFailed: no worker answers.
+        """
+        if self._batches is None:
+            self._start(first_step)
+        end = first_step + count
+        rows = []
+        while len(rows) < count:
+            while (
+                self._position < end + ahead
+                and len(self._under_way) < SCHEDULED_EACH * self._workers
+            ):
+                self._schedule()
+            rows.append(self._oldest())
+        if not self._under_way:
+            self._settle()
+        return StepResults(*np.stack(rows, axis=1))
+
+    def _schedule(self) -> None:
+        try:
+            value = self._coordinator.schedule(self._step, args=(self._batches,))
+        except tf.errors.OpError as error:
+            raise self._explained(error) from error
+        self._under_way.append(value)
+        self._asked.put(value)
+        self._position += 1
+        self.scheduled += 1
+
+    def _fetch(self) -> None:
+        """(In a thread of its own.) Waits for values: doing so cannot be given a limit of time."""
+        while True:
+            value = self._asked.get()
+            try:
+                self._done.put((value.fetch(), None))
+            except Exception as error:
+                self._done.put((None, error))
+
+    def _oldest(self) -> np.ndarray:
+        """The results of the oldest step under way."""
+        while True:
+            try:
+                row, error = self._done.get(timeout=_LOOK_EVERY)
+                break
+            except queue.Empty:
+                self._check_cluster()
+        if error is not None:
+            raise self._explained(error) from error
+        self._under_way.popleft()
+        return row
+
+    def _check_cluster(self) -> None:
+        for name, seconds in self._watch.silent(PS).items():
+            if seconds > SERVER_PATIENCE:
+                raise self._lost(name)
+        workers = self._watch.silent(WORKER)
+        if len(workers) == self._workers and min(workers.values()) > self._patience:
+            listed = ", ".join(f"{name} at {self._addresses[name]}" for name in workers)
+            raise self._retry(f"no worker has answered for {self._patience:g} s: {listed}")
+
+    def _explained(self, error: Exception) -> Exception:
+        """What to raise for an error of a step: the loss of a server is told by its name."""
+        for name, address in self._addresses.items():
+            if job_of(name) == PS and not task_server.answers(address):
+                return self._lost(name)
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+            return self._retry(f"the cluster failed: {reason(error)}")
+        return error
+
+    def _lost(self, name: str) -> Exception:
+        return self._retry(
+            f"{name} at {self._addresses[name]} is lost, with the variables that it held: start it "
+            "and the chief again, and training goes on from the last checkpoint"
+        )
+
+    def _settle(self) -> None:
+        """No step is under way: counts what ran again, and sets the counts right."""
+        done = int(self._begun.numpy())
+        self.again += done - self._position
+        self._set_counts(self._position)
+
+    def _set_counts(self, position: int) -> None:
+        for variable in (self._begun, *self._counts):
+            variable.assign(position)
+
+    def _tell(self, name: str, up: bool) -> None:
+        what = "answers again" if up else "does not answer: the others go on"
+        print(f"{name} at {self._addresses[name]} {what}", flush=True)
+
+    def report(self) -> str:
+        """One line about the steps of this process."""
+        executed = self.scheduled + self.again
+        text = f"{self.scheduled} steps scheduled, {executed} executed"
+        if self.again:
+            text += f": {self.again} ran again after a worker was lost"
+        return text
+
+    def close(self) -> None:
+        """Tells the workers and servers that training is over."""
+        self._watch.stop()
+        task_server.dismiss(self._addresses)
