@@ -90,7 +90,9 @@ def wrong_answers(
         yield f"{signature} gives probabilities that are no numbers for {rows.sum()} of {examples}"
         return
     sums = probabilities.sum(axis=-1)
-    if probabilities.min() < 0 or np.abs(sums - 1).max() > _SUM:
+    if probabilities.min() < 0:
+        yield f"{signature} gives a probability of {probabilities.min():.4g}"
+    elif np.abs(sums - 1).max() > _SUM:
         worst = sums[np.abs(sums - 1).argmax()]
         yield f"{signature} gives probabilities that add up to {worst:.4g} instead of 1"
     if not np.array_equal(scores, -np.sort(-probabilities, axis=-1)[:, : scores.shape[1]]):
