@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import numbers
 import random
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from .checks import check_choice, check_number, check_whole, is_whole
+
 _MODES = ("fan_in", "fan_out")
 _KERNELS = ("conv", "depthwise", "transposed")
-
-
-def _is(kind: type, value: object) -> bool:
-    """isinstance for the abstract number types, which mypy takes `int` and `float` not to be."""
-    return isinstance(value, kind)
 
 
 @keras.saving.register_keras_serializable(package="bnzoo")
@@ -82,23 +78,17 @@ class HeNormal(keras.initializers.Initializer):
         groups: int = 1,
         seed: Any = None,
     ) -> None:
-        if not _is(numbers.Real, negative_slope) or not math.isfinite(negative_slope):
-            raise ValueError(
-                f"`negative_slope` must be a finite number. Received: {negative_slope=}"
-            )
-        if mode not in _MODES:
-            raise ValueError(f"`mode` must be one of {_MODES}. Received: {mode=}")
-        if kernel not in _KERNELS:
-            raise ValueError(f"`kernel` must be one of {_KERNELS}. Received: {kernel=}")
-        if not _is(numbers.Integral, groups) or groups < 1:
-            raise ValueError(f"`groups` must be a whole number >= 1. Received: {groups=}")
+        check_number("negative_slope", negative_slope)
+        check_choice("mode", mode, _MODES)
+        check_choice("kernel", kernel, _KERNELS)
+        check_whole("groups", groups)
         if groups > 1 and kernel != "conv":
             raise ValueError(
                 f'`groups` must be 1 unless `kernel` is "conv". Received: {groups=}, {kernel=}'
             )
         if isinstance(seed, dict):
             seed = keras.saving.deserialize_keras_object(seed)
-        if not (seed is None or isinstance(seed, (numbers.Integral, keras.random.SeedGenerator))):
+        if not (seed is None or is_whole(seed) or isinstance(seed, keras.random.SeedGenerator)):
             raise ValueError(
                 "`seed` must be None, an integer or a keras.random.SeedGenerator. "
                 f"Received: {seed=}"
@@ -107,7 +97,7 @@ class HeNormal(keras.initializers.Initializer):
         self.mode = mode
         self.kernel = kernel
         self.groups = int(groups)
-        self.seed = int(seed) if isinstance(seed, numbers.Integral) else seed
+        self.seed = int(seed) if is_whole(seed) else seed
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
         fan = self._fan(tuple(shape))

@@ -12,9 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from .checks import check_whole
 from .surgery.graph import read_graphs
 from .surgery.rebuild import copy_layer, copy_state, rebuild
-from .survey import Survey, check_positive, measurable
+from .survey import Survey, measurable
 
 
 def estimate_population_statistics(
@@ -135,8 +136,7 @@ class PopulationStatistics(keras.callbacks.Callback):
         method: str = "algorithm_2",
     ) -> None:
         super().__init__()
-        if every is not None:
-            check_positive("every", every)
+        check_whole("every", every, or_none=True)
         self.batches = batches
         self.steps = steps
         self.every = every

@@ -12,9 +12,10 @@ import functools
 import json
 import math
 from collections.abc import Callable
-from numbers import Integral, Real
 
 import tensorflow as tf
+
+from .checks import check_choice, is_finite, is_whole
 
 FORMAT_VERSION = 1
 
@@ -116,32 +117,28 @@ class Preprocessing:
         if not (
             isinstance(size, (tuple, list))
             and len(size) == 2
-            and all(_is_count(side) for side in size)
+            and all(is_whole(side) and side > 0 for side in size)
         ):
             raise ValueError(
                 f"`image_size` must be two positive integers, height and width. "
                 f"Received: image_size={size}"
             )
-        if self.channels not in (1, 3):
-            raise ValueError(f"`channels` must be 1 or 3. Received: channels={self.channels}")
+        if not is_whole(self.channels) or self.channels not in (1, 3):
+            raise ValueError(f"`channels` must be 1 or 3. Received: channels={self.channels!r}")
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"`{name}` must be one of {', '.join(allowed)}. "
-                    f"Received: {name}={getattr(self, name)}"
-                )
+            check_choice(name, getattr(self, name), allowed)
         if self.channels == 1 and self.channel_order != "rgb":
             raise ValueError(
                 f"`channel_order` must be rgb where `channels` is 1. "
                 f"Received: channel_order={self.channel_order}"
             )
-        if not (_is_finite(self.crop_fraction) and 0 < self.crop_fraction <= 1):
+        if not (is_finite(self.crop_fraction) and 0 < self.crop_fraction <= 1):
             raise ValueError(
                 f"`crop_fraction` must be a number in (0, 1]. "
                 f"Received: crop_fraction={self.crop_fraction}"
             )
         threshold = self.binarize_threshold
-        if threshold is not None and not (_is_finite(threshold) and 0 <= threshold <= 255):
+        if threshold is not None and not (is_finite(threshold) and 0 <= threshold <= 255):
             raise ValueError(
                 f"`binarize_threshold` must be None or a number in [0, 255]. "
                 f"Received: binarize_threshold={threshold}"
@@ -153,6 +150,7 @@ class Preprocessing:
         # One canonical form, so that equal settings are equal values and equal JSON.
         for name, value in (
             ("image_size", tuple(int(side) for side in size)),
+            ("channels", int(self.channels)),
             ("crop_fraction", float(self.crop_fraction)),
             ("mean", mean),
             ("scale", scale),
@@ -336,17 +334,9 @@ def _starts_with(contents: tf.Tensor, magic: bytes) -> tf.Tensor:
 def _per_channel(name: str, given: tuple[float, ...] | float, channels: int) -> tuple[float, ...]:
     """`given` as one number a channel."""
     values = tuple(given) if isinstance(given, (tuple, list)) else (given,) * channels
-    if len(values) != channels or not all(_is_finite(value) for value in values):
+    if len(values) != channels or not all(is_finite(value) for value in values):
         raise ValueError(
             f"`{name}` must be a number or {channels} of them, one a channel. "
             f"Received: {name}={given}"
         )
     return tuple(float(value) for value in values)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

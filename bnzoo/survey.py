@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Integral
 from typing import Any
 
 import keras
@@ -14,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from . import tally
+from .checks import check_choice, check_whole
 from .layers import BatchNormalization
 from .surgery.graph import Graph, hidden_layers, layers_in
 from .surgery.rebuild import copy_layer, copy_state, rebuild
@@ -84,10 +84,7 @@ class Survey:
         self, batches: Iterable[Any], steps: int | None, method: str
     ) -> Iterator[tuple[keras.Layer, np.ndarray, np.ndarray]]:
         """Each layer that was found, and the mean and variance of its population."""
-        if method not in tally.VARIANCES:
-            raise ValueError(
-                f"`method` must be one of {', '.join(tally.VARIANCES)}. Received: method={method}"
-            )
+        check_choice("method", method, tuple(tally.VARIANCES))
         for old, new in self._pairs:
             copy_state(old, new)
         shapes = [tuple(layer.moving_mean.shape) for layer, _ in self._found]
@@ -165,8 +162,7 @@ def _inputs(
     batches: Iterable[Any], steps: int | None, strategy: tf.distribute.Strategy
 ) -> Iterator[Any]:
     """What the model takes of each batch, as tensors; of each replica in turn."""
-    if steps is not None:
-        check_positive("steps", steps)
+    check_whole("steps", steps, or_none=True)
     if isinstance(batches, (np.ndarray, tf.Tensor)) or not isinstance(batches, Iterable):
         raise TypeError(
             f"`batches` must be an iterable of batches. Received: one {type(batches).__name__}"
@@ -223,8 +219,3 @@ def _over_processes(own: np.ndarray, strategy: tf.distribute.Strategy) -> np.nda
         lambda _: tf.constant(next(values)[np.newaxis])
     )
     return functools.reduce(tally.merged, strategy.gather(distributed, axis=0).numpy())
-
-
-def check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise ValueError(f"`{name}` must be None or a positive integer. Received: {name}={value}")

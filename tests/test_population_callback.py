@@ -93,7 +93,7 @@ def test_model_without_batch_normalization_trains():
 
 @pytest.mark.parametrize("every", [0, 1.5, True])
 def test_every_is_a_number_of_epochs(every):
-    with pytest.raises(ValueError, match=f"`every` must be None or a positive.*every={every}"):
+    with pytest.raises(ValueError, match=f"`every` must be None or a whole number.*every={every}"):
         PopulationStatistics(HALVES, every=every)
 
 

@@ -143,12 +143,13 @@ def test_models_that_are_refused(model, message):
     ("settings", "message"),
     [
         ({"steps": 2}, "`batches` must have at least steps=2 batches. Received: 1"),
-        ({"steps": 0}, "`steps` must be None or a positive integer. Received: steps=0"),
+        ({"steps": 0}, "`steps` must be None or a whole number >= 1. Received: steps=0"),
         ({"steps": True}, "Received: steps=True"),
         ({"steps": 1.5}, "Received: steps=1.5"),
+        ({"method": ["pooled"]}, r"Received: method=\['pooled'\]"),
         (
             {"method": "paper"},
-            "`method` must be one of algorithm_2, pooled. Received: method=paper",
+            "`method` must be one of 'algorithm_2', 'pooled'. Received: method='paper'",
         ),
     ],
 )

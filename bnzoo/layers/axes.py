@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
+from bnzoo.checks import is_whole
 
-def as_axis(axis: Any) -> int | tuple[int, ...]:
+
+def as_axis(axis: Any, argument: str = "axis") -> int | tuple[int, ...]:
     """An `axis` argument as an integer or a tuple of integers.
+
+    Args:
+        axis: What was given.
+        argument: The name of the argument, for the message.
 
     Raises:
         ValueError: For anything else.
@@ -17,14 +22,41 @@ def as_axis(axis: Any) -> int | tuple[int, ...]:
         >>> as_axis([1, 2, 3])
         (1, 2, 3)
     """
-    try:
-        if isinstance(axis, (tuple, list)):
-            return tuple(operator.index(item) for item in axis)
-        return operator.index(axis)
-    except TypeError:
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    if not all(is_whole(item) for item in given):
         raise ValueError(
-            f"`axis` must be an integer or a tuple of integers. Received: axis={axis!r}"
-        ) from None
+            f"`{argument}` must be an integer or a tuple of integers. Received: {argument}={axis!r}"
+        )
+    whole = tuple(int(item) for item in given)
+    return whole if isinstance(axis, (tuple, list)) else whole[0]
+
+
+def positive_axes(axis: int | tuple[int, ...], rank: int, argument: str = "axis") -> list[int]:
+    """The axes of inputs of this rank that are meant, counted from the front and ascending.
+
+    Args:
+        axis: What `as_axis` gives.
+        rank: The rank of the inputs, the batch among their axes.
+        argument: The name of the argument, for the message.
+
+    Raises:
+        ValueError: For an axis out of range, repeated, or naming the batch.
+
+    Example:
+        >>> positive_axes((-1, 1), 4)
+        [1, 3]
+    """
+    given = axis if isinstance(axis, tuple) else (axis,)
+    positive = sorted(item + rank if item < 0 else item for item in given)
+    if any(not 0 <= item < rank for item in positive):
+        rule = f"must lie in [{-rank}, {rank}) for inputs of rank {rank}"
+    elif len(set(positive)) < len(positive):
+        rule = "must not name an axis twice"
+    elif 0 in positive:
+        rule = "must not name the batch axis 0"
+    else:
+        return positive
+    raise ValueError(f"`{argument}` {rule}. Received: {argument}={axis}")
 
 
 def resolve_axes(axis: int | tuple[int, ...], shape: Sequence[int | None]) -> dict[int, int]:
@@ -41,19 +73,13 @@ def resolve_axes(axis: int | tuple[int, ...], shape: Sequence[int | None]) -> di
         >>> resolve_axes((-1, 1), (None, 8, None, 3))
         {1: 8, 3: 3}
     """
-    rank = len(shape)
-    given = axis if isinstance(axis, tuple) else (axis,)
-    resolved = sorted(item + rank if item < 0 else item for item in given)
-    if not resolved or resolved[0] < 0 or resolved[-1] >= rank:
-        rule = f"must lie in [{-rank}, {rank}) for inputs of rank {rank}"
-    elif len(set(resolved)) < len(resolved):
-        rule = "must not name an axis twice"
-    elif resolved[0] == 0:
-        rule = "must not name the batch axis 0"
-    else:
-        sizes = {item: shape[item] for item in resolved}
-        known = {item: size for item, size in sizes.items() if size is not None}
-        if len(known) == len(sizes):
-            return known
-        rule = f"must name axes of known size; the inputs have shape {tuple(shape)}"
-    raise ValueError(f"`axis` {rule}. Received: axis={axis}")
+    if axis == ():
+        raise ValueError("`axis` must name at least one axis. Received: axis=()")
+    sizes = {item: shape[item] for item in positive_axes(axis, len(shape))}
+    known = {item: size for item, size in sizes.items() if size is not None}
+    if len(known) < len(sizes):
+        raise ValueError(
+            f"`axis` must name axes of known size; the inputs have shape {tuple(shape)}. "
+            f"Received: axis={axis}"
+        )
+    return known

@@ -8,9 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from bnzoo.checks import check_number
+
 from . import fused
 from .axes import as_axis, resolve_axes
 from .moments import moments
+from .real_inputs import as_floating
 
 
 @keras.saving.register_keras_serializable(package="bnzoo")
@@ -78,9 +81,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     Raises:
         ValueError: For an axis out of range, repeated or naming the batch; a momentum
-            outside [0, 1]; a negative epsilon; `renorm=True`; a kept axis of unknown
-            size; inputs whose channels are not those that the layer was built for; a mask
-            of a wrong rank.
+            outside [0, 1]; a negative epsilon; one of them that is no number;
+            `renorm=True`; a kept axis of unknown size; inputs that are no real numbers, or
+            whose channels are not those that the layer was built for; a mask of a wrong
+            rank.
 
     Source:
         Ioffe & Szegedy 2015, Algorithms 1 and 2, Sections 3.1 and 3.2.
@@ -120,15 +124,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
                 "layer; keras.layers.BatchNormalization has it. Received: renorm="
                 f"{renorm}"
             )
-        if momentum is not None and not 0 <= momentum <= 1:
-            raise ValueError(
-                f"`momentum` must be None or a number in [0, 1]. Received: momentum={momentum}"
-            )
-        if not epsilon >= 0:
-            raise ValueError(f"`epsilon` must not be negative. Received: epsilon={epsilon}")
+        check_number("momentum", momentum, 0, 1, or_none=True)
+        check_number("epsilon", epsilon, 0)
         super().__init__(
             momentum=0.0 if momentum is None else momentum,
-            epsilon=epsilon,
+            epsilon=float(epsilon),
             center=center,
             scale=scale,
             beta_initializer=beta_initializer,
@@ -208,7 +208,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     ) -> tf.Tensor:
         """Normalizes `inputs`; see the class."""
         x = tf.convert_to_tensor(inputs)  # Outside of __call__ it may be a NumPy array.
-        x = x if x.dtype.is_floating else tf.cast(x, tf.float32)
+        x = as_floating(x, keras.backend.result_type(self.compute_dtype, "float32"))
         mask = None if mask is None else self._expand_mask(mask, x)
         if training and self.trainable:
             y = self._normalize_by_batch(x, mask)
@@ -230,7 +230,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def _normalize_by_population(self, x: tf.Tensor) -> tf.Tensor:
         mean, variance = self._population_statistics()
-        if fused.can_fuse(x, self._axes) and self.epsilon >= fused.CUDNN_MIN_EPSILON:
+        accepted = fused.can_fuse(x, self._axes) and self.epsilon >= fused.CUDNN_MIN_EPSILON
+        if accepted and fused.pays(x):
             gamma, beta = self._affine(tf.float32)
             mean, variance = tf.cast(mean, tf.float32), tf.cast(variance, tf.float32)
             return fused.batch_norm_inference(

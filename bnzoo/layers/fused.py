@@ -28,6 +28,10 @@ from .moments import moments
 # is a little less than that.
 CUDNN_MIN_EPSILON = 1.001e-5
 
+# Calling oneDNN's kernel costs about 0.1 ms, as much as the equations written out on this many
+# values (measured on x86 with 2 cores, docs/results/layers.md).
+_KERNEL_MIN_VALUES = 1 << 17
+
 _FUSED_DTYPES = (tf.float32, tf.float16, tf.bfloat16)
 
 
@@ -57,6 +61,26 @@ def can_fuse(x: tf.Tensor, axes: Sequence[int]) -> bool:
     """
     adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
     return adjacent and x.dtype in _FUSED_DTYPES
+
+
+def pays(x: tf.Tensor) -> bool:
+    """Whether the kernel is worth its call, as far as the shape tells.
+
+    It is not for small inputs in a graph on the CPU. Eagerly each op has a cost of its own, and
+    on a GPU each kernel's launch, so that one op is the faster one there for any size.
+
+    Args:
+        x: The input. Of rank 2 and unknown size it counts as small: a batch of features.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> pays(tf.zeros([32, 1024]))  # Eagerly.
+        True
+    """
+    if tf.executing_eagerly() or tf.config.list_physical_devices("GPU"):
+        return True
+    size = x.shape.num_elements()
+    return x.shape.rank > 2 if size is None else size >= _KERNEL_MIN_VALUES
 
 
 @tf.autograph.experimental.do_not_convert
@@ -178,14 +202,31 @@ def _refused_by_cudnn(x: tf.Tensor, epsilon: float) -> bool:
 
 
 def _switch(
+    kernel: Callable[[], tuple[tf.Tensor, ...]],
+    equations: Callable[..., tuple[tf.Tensor, ...]],
+    arguments: Sequence[tf.Tensor],
     epsilon: float,
-    fused: Callable[[], tuple[tf.Tensor, ...]],
-    written_out: Callable[[], tuple[tf.Tensor, ...]],
+    layout: _Layout,
 ) -> tuple[tf.Tensor, ...]:
-    """Takes the kernel where it is right, the equations elsewhere (see the top)."""
+    """Takes the kernel where it is right and pays, the equations elsewhere (see the top).
+
+    Args:
+        kernel: what the kernel gives.
+        equations: what gives the same from `arguments`, the epsilon and the layout.
+        arguments: tensors; the first has the size of the input.
+        epsilon: added to the variance.
+        layout: how the input is seen.
+    """
+    values = arguments[0]
+    if not pays(values):
+        return equations(*arguments, epsilon, layout)
     devices = ["CPU"] if epsilon < CUDNN_MIN_EPSILON else ["CPU", "GPU"]
     index = tf.raw_ops.DeviceIndex(device_names=devices)
-    return tf.cond(index < len(devices), fused, written_out)
+    takes_kernel = index < len(devices)
+    if values.shape.num_elements() is None:
+        takes_kernel &= (index > 0) | (tf.size(values, tf.int64) >= _KERNEL_MIN_VALUES)
+    shared = _shared(equations, epsilon, layout.data_format)
+    return tf.cond(takes_kernel, kernel, lambda: shared(*arguments))
 
 
 def _batch_norm_in_graph(
@@ -196,16 +237,20 @@ def _batch_norm_in_graph(
     @tf.custom_gradient
     def forward(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
         y, mean, unbiased, *residuals = _switch(
-            epsilon,
             lambda: _fused(x, gamma, beta, epsilon, layout),
-            lambda: _shared(_written_out, epsilon, layout.data_format)(x, gamma, beta),
+            _written_out,
+            (x, gamma, beta),
+            epsilon,
+            layout,
         )
 
         def backward(dy: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return _switch(
-                epsilon,
                 lambda: _fused_gradient(dy, x, gamma, residuals, epsilon, layout),
-                lambda: _shared(_written_out_gradient, epsilon, layout.data_format)(dy, x, gamma),
+                _written_out_gradient,
+                (dy, x, gamma),
+                epsilon,
+                layout,
             )
 
         return (y, mean, unbiased), backward
@@ -276,7 +321,7 @@ def _shared(
 ) -> Callable[..., tuple[tf.Tensor, ...]]:
     """`equations` as one function of the graph for all layers and sizes.
 
-    A network has dozens of layers, and this branch is not taken but under XLA: tracing it for
+    A network has dozens of layers, and this branch is seldom taken but under XLA: tracing it for
     each of them, and optimizing it as a part of the graph, would be most of the start-up time.
     """
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from bnzoo.checks import check_number, check_whole
 
-def _is(kind: type, value: object) -> bool:
-    """isinstance for the abstract number types, which mypy takes `int` and `float` not to be."""
-    return isinstance(value, kind)
+from .axes import as_axis, positive_axes
+from .real_inputs import as_floating
 
 
 @keras.saving.register_keras_serializable(package="bnzoo")
@@ -35,9 +34,9 @@ class LocalResponseNormalization(keras.layers.Layer):
 
     Args:
         depth_radius: r, the number of channels on either side that count; a whole number >= 0.
-        bias: added to the weighted sum; a number > 0, which keeps the quotient finite.
-        alpha: weight of the sum of squares; a number >= 0.
-        beta: the exponent; a number.
+        bias: added to the weighted sum; a finite number > 0, which keeps the quotient finite.
+        alpha: weight of the sum of squares; a finite number >= 0.
+        beta: the exponent; a finite number.
         axis: the channel axis.
         **kwargs: `name`, `dtype` and so on, of `keras.layers.Layer`.
 
@@ -62,36 +61,25 @@ class LocalResponseNormalization(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not _is(numbers.Integral, depth_radius) or depth_radius < 0:
-            raise ValueError(
-                "`depth_radius` must be a whole number >= 0. "
-                f"Received: depth_radius={depth_radius!r}"
-            )
-        if not _is(numbers.Real, bias) or not bias > 0:
-            raise ValueError(f"`bias` must be a number > 0. Received: bias={bias!r}")
-        if not _is(numbers.Real, alpha) or not alpha >= 0:
-            raise ValueError(f"`alpha` must be a number >= 0. Received: alpha={alpha!r}")
-        if not _is(numbers.Real, beta):
-            raise ValueError(f"`beta` must be a number. Received: beta={beta!r}")
+        check_whole("depth_radius", depth_radius, 0)
+        check_number("bias", bias, 0, open_ends=True)
+        check_number("alpha", alpha, 0)
+        check_number("beta", beta)
+        if isinstance(resolved := as_axis(axis), tuple):
+            raise ValueError(f"`axis` must be one integer. Received: axis={axis!r}")
         self.depth_radius = int(depth_radius)
         self.bias = float(bias)
         self.alpha = float(alpha)
         self.beta = float(beta)
-        self.axis = axis
+        self.axis = resolved
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        rank = len(input_shape)
-        if not -rank <= self.axis < rank or self.axis % rank == 0:
-            raise ValueError(
-                f"`axis` must name an axis of an input of rank {rank} other than the batch axis 0. "
-                f"Received: axis={self.axis}"
-            )
-        self.input_spec = keras.layers.InputSpec(ndim=rank)
+        positive_axes(self.axis, len(input_shape))
+        self.input_spec = keras.layers.InputSpec(ndim=len(input_shape))
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        inputs = as_floating(inputs, self.compute_dtype)
         # The kernels know float32 only (on CPU), rank 4, channels last.
-        if not inputs.dtype.is_floating:
-            inputs = tf.cast(inputs, self.compute_dtype)
         rank = inputs.shape.rank
         order = [axis for axis in range(rank) if axis != self.axis % rank] + [self.axis % rank]
         last = tf.transpose(inputs, order) if order != sorted(order) else inputs

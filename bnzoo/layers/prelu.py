@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+
+from .axes import as_axis, positive_axes
+from .real_inputs import as_floating
 
 
 @keras.saving.register_keras_serializable(package="bnzoo")
@@ -73,7 +77,7 @@ class PReLU(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not isinstance(shared, bool):
+        if not isinstance(shared, (bool, np.bool_)):
             raise ValueError(f"`shared` must be True or False. Received: shared={shared!r}")
         if shared_axes is not None and (shared or axis != -1):
             raise ValueError(
@@ -82,22 +86,25 @@ class PReLU(keras.layers.Layer):
             )
         if isinstance(alpha_initializer, numbers.Real):
             alpha_initializer = keras.initializers.Constant(float(alpha_initializer))
-        self.shared = shared
+        self.shared = bool(shared)
         self.alpha_initializer = keras.initializers.get(alpha_initializer)
         self.alpha_regularizer = keras.regularizers.get(alpha_regularizer)
         self.alpha_constraint = keras.constraints.get(alpha_constraint)
-        self.shared_axes = None if shared_axes is None else _as_list(shared_axes)
-        self.axis = axis if isinstance(axis, int) else tuple(axis)
+        if shared_axes is not None:
+            axes = as_axis(shared_axes, "shared_axes")
+            shared_axes = [axes] if isinstance(axes, int) else list(axes)
+        self.shared_axes = shared_axes
+        self.axis = as_axis(axis)
         self.supports_masking = True
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         rank = len(input_shape)
         if self.shared_axes is not None:
-            shared = _positive_axes("shared_axes", self.shared_axes, rank)
+            shared = set(positive_axes(tuple(self.shared_axes), rank, "shared_axes"))
         elif self.shared:
             shared = set(range(1, rank))
         else:
-            shared = set(range(1, rank)) - _positive_axes("axis", _as_list(self.axis), rank)
+            shared = set(range(1, rank)) - set(positive_axes(self.axis, rank))
         own = {axis: input_shape[axis] for axis in range(1, rank) if axis not in shared}
         for axis, size in own.items():
             if size is None:
@@ -118,8 +125,8 @@ class PReLU(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=rank, axes=own)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        if not inputs.dtype.is_floating:  # A slope is not a whole number.
-            inputs = tf.cast(inputs, self.compute_dtype)
+        # A slope is not a whole number.
+        inputs = as_floating(inputs, self.compute_dtype)
         return _prelu(inputs, tf.convert_to_tensor(self.alpha))
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -135,21 +142,6 @@ class PReLU(keras.layers.Layer):
             "shared_axes": self.shared_axes,
             "axis": self.axis,
         }
-
-
-def _as_list(axes: int | Sequence[int]) -> list[int]:
-    return [axes] if isinstance(axes, int) else list(axes)
-
-
-def _positive_axes(argument: str, axes: list[int], rank: int) -> set[int]:
-    """`axes` counted from the front; ValueError unless all are distinct axes after the batch."""
-    positive = [axis + rank if axis < 0 else axis for axis in axes]
-    if len(set(positive)) < len(positive) or not all(0 < axis < rank for axis in positive):
-        raise ValueError(
-            f"`{argument}` must name distinct axes of an input of rank {rank} other than the batch "
-            f"axis 0. Received: {argument}={axes}"
-        )
-    return set(positive)
 
 
 @tf.custom_gradient

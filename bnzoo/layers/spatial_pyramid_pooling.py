@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from bnzoo.checks import check_choice, is_whole
+
 
 def bin_edges(size: Any, bins: int) -> list[tuple[Any, Any]]:
     """First and last-plus-one place of each of `bins` bins of a side; `size` is a number or tensor.
@@ -18,6 +20,11 @@ def bin_edges(size: Any, bins: int) -> list[tuple[Any, Any]]:
     return [(i * size // bins, -(-(i + 1) * size // bins)) for i in range(bins)]
 
 
+def _counts(values: Any) -> bool:
+    """Whether `values` is a sequence of whole numbers >= 1."""
+    return isinstance(values, (tuple, list)) and all(is_whole(n) and n > 0 for n in values)
+
+
 class _Pyramid(keras.layers.Layer):
     """What the two layers below share: the bins, the format, the length of the vector."""
 
@@ -25,17 +32,13 @@ class _Pyramid(keras.layers.Layer):
         self, bins: Sequence[int] = (7, 3, 2, 1), data_format: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.bins = tuple(bins)
-        if not self.bins or not all(isinstance(n, int) and n > 0 for n in self.bins):
+        if not _counts(bins) or not bins:
             raise ValueError(
                 "`bins` must be a sequence of at least one whole number >= 1, the bins of a side "
-                f"in each level. Received: bins={bins}"
+                f"in each level. Received: bins={bins!r}"
             )
-        if data_format not in (None, "channels_last", "channels_first"):
-            raise ValueError(
-                "`data_format` must be None, 'channels_last' or 'channels_first'. "
-                f"Received: data_format={data_format!r}"
-            )
+        check_choice("data_format", data_format, (None, "channels_last", "channels_first"))
+        self.bins = tuple(int(n) for n in bins)
         self.data_format = data_format or keras.config.image_data_format()
 
     def build(self, input_shape: Sequence[int | None]) -> None:
@@ -153,12 +156,12 @@ class SlidingSpatialPyramidPooling(_Pyramid):
         **kwargs: Any,
     ) -> None:
         super().__init__(bins, data_format, **kwargs)
-        self.window = tuple(window)
-        if len(self.window) != 2 or not all(isinstance(n, int) and n > 0 for n in self.window):
+        if not _counts(window) or len(window) != 2:
             raise ValueError(
                 "`window` must be two whole numbers >= 1, its height and width. "
-                f"Received: window={window}"
+                f"Received: window={window!r}"
             )
+        self.window = tuple(int(n) for n in window)
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         super().build(input_shape)

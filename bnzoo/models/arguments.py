@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import os
 import zipfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from bnzoo.checks import check_choice, is_whole
 from bnzoo.initializers import HeNormal
-
-
-def check_choice(argument: str, value: Any, allowed: Collection[Any]) -> None:
-    """ValueError unless `value` is one of `allowed`."""
-    if not isinstance(value, (str, numbers.Number, type(None))) or value not in allowed:
-        choices = ", ".join(repr(choice) for choice in allowed)
-        raise ValueError(f"`{argument}` must be one of {choices}. Received: {argument}={value!r}")
-
-
-def check_number(
-    argument: str, value: Any, low: float, high: float = math.inf, open_ends: bool = False
-) -> None:
-    """ValueError unless `value` is a finite number in [low, high], or in (low, high)."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    inside = is_number and math.isfinite(value) and low <= value <= high
-    if open_ends:
-        inside = inside and low < value < high
-    if not inside:
-        brackets = "()" if open_ends else "[]"
-        ends = f"{brackets[0]}{low}, {high}{brackets[1]}"
-        raise ValueError(f"`{argument}` must be a number in {ends}. Received: {argument}={value!r}")
-
-
-def check_classes(classes: Any) -> None:
-    """ValueError unless `classes` is a whole number of at least 1."""
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-        raise ValueError(
-            f"`classes` must be a whole number of at least 1. Received: classes={classes!r}"
-        )
 
 
 def check_data_format(data_format: str | None) -> str:
@@ -80,24 +50,26 @@ def image_input(
                 f"Received: input_tensor of type {type(input_tensor).__name__}"
             )
         shape = tuple(input_tensor.shape[1:])
-        if input_shape is not None and tuple(input_shape) != shape:
+        if input_shape is not None and _as_tuple(input_shape) != shape:
             raise ValueError(
                 "`input_shape` must be None or the shape of `input_tensor` without the batch, "
-                f"{shape}. Received: input_shape={tuple(input_shape)}"
+                f"{shape}. Received: input_shape={input_shape!r}"
             )
     elif input_shape is None:
         size = (default_size, default_size)
         shape = (3, *size) if first else (*size, 3)
     else:
-        shape = tuple(input_shape)
+        shape = _as_tuple(input_shape)
 
     order = "(channels, height, width)" if first else "(height, width, channels)"
-    whole = [size is None or (isinstance(size, int) and size > 0) for size in shape]
+    whole = [size is None or (is_whole(size) and size > 0) for size in shape]
     if len(shape) != 3 or not all(whole) or shape[0 if first else -1] is None:
+        received = shape if input_tensor is not None else input_shape
         raise ValueError(
             f"`input_shape` must be {order}, whole numbers or, for height and width, None. "
-            f"Received: input_shape={shape}"
+            f"Received: input_shape={received!r}"
         )
+    shape = tuple(None if size is None else int(size) for size in shape)
     sides = shape[1:] if first else shape[:-1]
     if any(side is not None and side < minimal_size for side in sides):
         raise ValueError(
@@ -107,17 +79,31 @@ def image_input(
     return keras.Input(shape=shape, name="image") if input_tensor is None else input_tensor
 
 
-def classifier(x: Any, classes: int, activation: Any, name: str = "predictions") -> Any:
+def _as_tuple(shape: Any) -> tuple[Any, ...]:
+    """A shape as a tuple; of what is none, a tuple that is no shape."""
+    try:
+        return tuple(shape)
+    except TypeError:
+        return (shape,)
+
+
+def classifier(
+    x: Any,
+    classes: int,
+    activation: Any,
+    name: str = "predictions",
+    kernel_initializer: keras.initializers.Initializer | None = None,
+) -> Any:
     """The linear layer and softmax at the top.
 
     It computes in the type of its variables also under a mixed-precision policy: a softmax over a
     thousand classes is too fine for float16.
     """
     layer = keras.layers.Dense(
-        classes,
+        int(classes),  # Keras takes no integers of NumPy's.
         activation=activation,
         # A slope of 1 is He et al.'s Eq. 15 for a layer without a rectifier: std = sqrt(1 / n).
-        kernel_initializer=HeNormal(negative_slope=1.0),
+        kernel_initializer=kernel_initializer or HeNormal(negative_slope=1.0),
         dtype=keras.config.dtype_policy().variable_dtype,
         name=name,
     )

@@ -53,7 +53,12 @@ def feature_extractor(model: keras.Model, endpoints: Sequence[str]) -> keras.Mod
     >>> {name: map.shape[-1] for name, map in extractor.output.items()}
     {'inception_3b': 80, 'inception_4d': 144, 'inception_5b': 256}
     """
-    if isinstance(endpoints, str) or not endpoints or len(set(endpoints)) < len(endpoints):
+    names_layers = (
+        isinstance(endpoints, (tuple, list))
+        and len(endpoints) > 0
+        and all(isinstance(endpoint, str) for endpoint in endpoints)
+    )
+    if not names_layers or len(set(endpoints)) < len(endpoints):
         raise ValueError(
             "`endpoints` must be a list of different layers' names, at least one. "
             f"Received: endpoints={endpoints!r}"

@@ -10,7 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .arguments import check_choice, check_data_format
+from bnzoo.checks import check_choice, is_whole
+
+from .arguments import check_data_format
 from .forms import FORMS
 
 
@@ -95,7 +97,7 @@ def decode_predictions(
             f"`preds` must have the shape (images, {classes}) for the form {form!r}. "
             f"Received: shape {predictions.shape}"
         )
-    if not isinstance(top, int) or not 1 <= top <= classes:
+    if not is_whole(top) or not 1 <= top <= classes:
         raise ValueError(f"`top` must be a whole number in [1, {classes}]. Received: top={top!r}")
     names = _labels(form, labels)
     if len(names) != classes - background:

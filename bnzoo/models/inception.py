@@ -7,12 +7,11 @@ from typing import Any
 
 import keras
 
+from bnzoo.checks import check_choice, check_number, check_whole
+
 from .arguments import (
     build_model,
-    check_choice,
-    check_classes,
     check_data_format,
-    check_number,
     check_weights,
     classifier,
     global_pool,
@@ -142,10 +141,10 @@ def bn_inception(
     check_choice("batch_norm", batch_norm, ("channel", "activation", None))
     check_choice("auxiliary", auxiliary, (None, *AUXILIARY_HEADS))
     check_choice("pooling", pooling, (None, "avg", "max"))
-    check_number("dropout", dropout, 0.0, 1.0)
-    check_number("width_multiplier", width_multiplier, 0.0, open_ends=True)
-    check_number("weight_scale", weight_scale, 0.0, open_ends=True)
-    check_classes(classes)
+    check_number("dropout", dropout, 0, 1)
+    check_number("width_multiplier", width_multiplier, 0, open_ends=True)
+    check_number("weight_scale", weight_scale, 0, open_ends=True)
+    check_whole("classes", classes)
     if auxiliary is not None and not include_top:
         raise ValueError(
             "`auxiliary` heads need the classifier at the top. "

@@ -7,12 +7,11 @@ from typing import Any
 
 import keras
 
+from bnzoo.checks import check_number, check_whole
 from bnzoo.layers.batch_normalization import BatchNormalization
 
 from .arguments import (
     build_model,
-    check_classes,
-    check_number,
     check_weights,
     classifier,
     image_input,
@@ -67,9 +66,9 @@ def mnist_mlp(
     >>> mnist_mlp().count_params() - mnist_mlp(batch_norm=False).count_params()
     900
     """
-    check_classes(classes)
+    check_whole("classes", classes)
     check_weights(weights)
-    check_number("initial_stddev", initial_stddev, 0.0, open_ends=True)
+    check_number("initial_stddev", initial_stddev, 0, open_ends=True)
     gaussian = keras.initializers.RandomNormal
     if input_tensor is None and input_shape is None:
         input_shape = (28, 28, 1)

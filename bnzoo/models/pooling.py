@@ -8,6 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from bnzoo.checks import is_whole
+
 
 @keras.saving.register_keras_serializable(package="bnzoo")
 class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
@@ -43,11 +45,11 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        pads = tuple(pads)
-        if len(pads) != 2 or not all(isinstance(pad, int) and pad >= 0 for pad in pads):
+        is_pair = isinstance(pads, (tuple, list)) and len(pads) == 2
+        if not is_pair or not all(is_whole(pad) and pad >= 0 for pad in pads):
             raise ValueError(
                 "`pads` must be two integers of at least 0, the places added before and after. "
-                f"Received: pads={pads}"
+                f"Received: pads={pads!r}"
             )
         super().__init__(
             pool_size=pool_size,
@@ -56,7 +58,7 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
             data_format=data_format,
             **kwargs,
         )
-        self.pads = pads
+        self.pads = (int(pads[0]), int(pads[1]))
 
     def call(self, inputs: Any) -> Any:
         widths = [(0, 0)] * 4

@@ -8,17 +8,16 @@ from typing import Any
 
 import keras
 
+from bnzoo.checks import check_choice, check_number, check_whole
 from bnzoo.initializers import HeNormal
 from bnzoo.layers.prelu import PReLU
 from bnzoo.layers.spatial_pyramid_pooling import SpatialPyramidPooling
 
 from .arguments import (
     build_model,
-    check_choice,
-    check_classes,
     check_data_format,
-    check_number,
     check_weights,
+    classifier,
     global_pool,
     image_input,
 )
@@ -106,9 +105,9 @@ def _prelu_net(
     check_choice("activation", activation, ("prelu", "prelu_shared", "relu"))
     check_choice("initialization", initialization, tuple(INITIALIZATIONS))
     check_choice("pooling", pooling, (None, "avg", "max"))
-    check_number("dropout", dropout, 0.0, 1.0)
-    check_number("width_multiplier", width_multiplier, 0.0, open_ends=True)
-    check_classes(classes)
+    check_number("dropout", dropout, 0, 1)
+    check_number("width_multiplier", width_multiplier, 0, open_ends=True)
+    check_whole("classes", classes)
     check_weights(weights)
     if fc_stddev is not None:
         if not isinstance(fc_stddev, Sequence) or len(fc_stddev) != 3:
@@ -117,7 +116,7 @@ def _prelu_net(
                 f"Received: fc_stddev={fc_stddev!r}"
             )
         for stddev in fc_stddev:
-            check_number("fc_stddev", stddev, 0.0)
+            check_number("fc_stddev", stddev, 0)
     data_format = check_data_format(data_format)
 
     row = TABLES[table]
@@ -137,15 +136,9 @@ def _prelu_net(
             x = blocks.dense(x, f"fc{index}", stddevs[index - 1])
             if dropout:
                 x = keras.layers.Dropout(dropout, name=f"fc{index}_dropout")(x)
-        x = keras.layers.Dense(
-            classes,
-            activation=classifier_activation,
-            # No rectifier follows: Eq. 15 with a slope of 1.
-            kernel_initializer=blocks.initializer(stddevs[2], negative_slope=1.0),
-            # A softmax over a thousand classes is too fine for float16.
-            dtype=keras.config.dtype_policy().variable_dtype,
-            name="predictions",
-        )(x)
+        # No rectifier follows: Eq. 15 with a slope of 1.
+        initializer = blocks.initializer(stddevs[2], negative_slope=1.0)
+        x = classifier(x, classes, classifier_activation, kernel_initializer=initializer)
     elif pooling is not None:
         x = global_pool(x, pooling, data_format)
     return build_model(input_tensor, image, x, name, weights)

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from bnzoo.checks import check_number
+
 
 @keras.saving.register_keras_serializable(package="bnzoo")
 class Scaled(keras.initializers.Initializer):
@@ -17,7 +19,10 @@ class Scaled(keras.initializers.Initializer):
 
     Args:
         initializer: a Keras initializer, or what `keras.initializers.get` takes for one.
-        scale: the factor, a number.
+        scale: the factor, a finite number.
+
+    Raises:
+        ValueError: `scale` is no finite number.
 
     Example:
 
@@ -26,8 +31,9 @@ class Scaled(keras.initializers.Initializer):
     """
 
     def __init__(self, initializer: Any, scale: float) -> None:
+        check_number("scale", scale)
         self.initializer = keras.initializers.get(initializer)
-        self.scale = scale
+        self.scale = float(scale)
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
         return self.scale * self.initializer(shape, dtype=dtype)

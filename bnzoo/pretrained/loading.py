@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from bnzoo.checks import check_choice
 from bnzoo.models import FORMS, Form
 
 from . import mxnet, onnx, slim, torch
@@ -83,10 +84,7 @@ def read_checkpoint(path: str | os.PathLike[str], source: str) -> Checkpoint:
         ValueError: an unknown source, or a file that is none of it, or damaged.
         ImportError: PyTorch or ONNX is needed to read the file, and missing.
     """
-    if source not in SOURCES:
-        raise ValueError(
-            f"`source` must be one of {', '.join(map(repr, SOURCES))}. Received: source={source!r}"
-        )
+    check_choice("source", source, SOURCES)
     family, path = FAMILIES[source], os.fspath(path)
     try:
         tensors = family.read(path)

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from bnzoo.checks import check_choice
 from bnzoo.layers import BatchNormalization
 
 from .graph import hidden_layers, layers_in, read_graphs
@@ -51,8 +52,7 @@ def convert_batch_norm(model: keras.Model, to: str = "bnzoo") -> keras.Model:
         >>> type(converted.get_layer("bn")) is bnzoo.layers.BatchNormalization
         True
     """
-    if to not in _CLASSES:
-        raise ValueError(f"`to` must be 'bnzoo' or 'keras'. Received: to={to!r}")
+    check_choice("to", to, tuple(_CLASSES))
     target = _CLASSES[to]
     graphs = read_graphs(model)
     layers = list(layers_in(graphs))

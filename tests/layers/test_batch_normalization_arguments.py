@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,22 @@ from bnzoo.layers import BatchNormalization
         ),
         ({"momentum": -0.1}, r"`momentum` must be .* Received: momentum=-0.1"),
         ({"momentum": float("nan")}, r"`momentum` must be .* Received: momentum=nan"),
-        ({"epsilon": -1e-3}, r"`epsilon` must not be negative. Received: epsilon=-0.001"),
+        ({"momentum": "0.9"}, r"`momentum` must be .* Received: momentum='0.9'"),
+        ({"momentum": True}, r"`momentum` must be .* Received: momentum=True"),
+        ({"momentum": [0.9]}, r"`momentum` must be .* Received: momentum=\[0.9\]"),
+        ({"momentum": 1j}, r"`momentum` must be .* Received: momentum=1j"),
+        ({"epsilon": -1e-3}, r"`epsilon` must be a finite number >= 0. Received: epsilon=-0.001"),
+        ({"epsilon": None}, r"`epsilon` must be .* Received: epsilon=None"),
+        ({"epsilon": "x"}, r"`epsilon` must be .* Received: epsilon='x'"),
+        ({"epsilon": True}, r"`epsilon` must be .* Received: epsilon=True"),
+        ({"epsilon": float("inf")}, r"`epsilon` must be .* Received: epsilon=inf"),
+        ({"epsilon": float("nan")}, r"`epsilon` must be .* Received: epsilon=nan"),
         ({"renorm": True}, r"`renorm` must be False: .* Received: renorm=True"),
         ({"axis": 1.5}, r"`axis` must be an integer or a tuple of integers. Received: axis=1.5"),
         ({"axis": "channels"}, r"`axis` must be an integer .* Received: axis='channels'"),
+        ({"axis": None}, r"`axis` must be an integer .* Received: axis=None"),
+        ({"axis": True}, r"`axis` must be an integer .* Received: axis=True"),
+        ({"axis": (1, "2")}, r"`axis` must be an integer .* Received: axis=\(1, '2'\)"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -38,7 +51,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     [
         (4, r"`axis` must lie in \[-4, 4\) for inputs of rank 4. Received: axis=4"),
         (-5, r"`axis` must lie in \[-4, 4\) for inputs of rank 4. Received: axis=-5"),
-        ((), r"`axis` must lie in .* Received: axis=\(\)"),
+        ((), r"`axis` must name at least one axis. Received: axis=\(\)"),
         ((3, -1), r"`axis` must not name an axis twice. Received: axis=\(3, -1\)"),
         (0, r"`axis` must not name the batch axis 0. Received: axis=0"),
         ((-4, 3), r"`axis` must not name the batch axis 0. Received: axis=\(-4, 3\)"),
@@ -174,9 +187,45 @@ def test_a_stateless_call_returns_the_moved_statistics() -> None:
     assert float(layer.moving_mean[0]) == 0.0
 
 
-def test_integer_inputs_are_normalized_in_float32() -> None:
-    y = BatchNormalization(epsilon=0.0)(np.array([[1], [3]]), training=True)
-    np.testing.assert_allclose(y, [[-1.0], [1.0]], rtol=1e-6)
+@pytest.mark.parametrize("axis", [np.int64(1), [1], [np.int32(-1)], np.int8(-1)])
+def test_numpy_numbers_and_a_list_of_one_axis(axis: Any) -> None:
+    # Configurations of tf.keras 2 have the axis as a list of one.
+    layer = BatchNormalization(axis, np.float32(0.5), np.float64(1e-5))
+    layer.build((None, 3))
+    assert layer.moving_mean.shape == (3,)
+    config = json.loads(json.dumps(layer.get_config()))
+    assert (config["momentum"], config["epsilon"]) == (0.5, 1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "dtype"),
+    [("float32", "int32"), ("float32", "uint8"), ("mixed_float16", "int32"), ("float64", "int64")],
+)
+def test_integer_inputs(policy: str, dtype: str, training: bool) -> None:
+    # In float16 70,000 would be infinite, and in float32 16,777,217 would be 16,777,216.
+    top = {"uint8": 250, "int32": 70_000, "int64": 16_777_217}[dtype]
+    x = np.array([[top], [top - 1], [top - 2]], dtype)
+    theirs = keras.layers.BatchNormalization(epsilon=1e-3, dtype=policy)
+    ours = BatchNormalization(epsilon=1e-3, dtype=policy)
+    y = ours(tf.constant(x), training=training)
+    assert y.dtype == ours.compute_dtype
+    if training:
+        wide = x.astype("float64")
+        expected = (wide - wide.mean()) / np.sqrt(wide.var() + 1e-3)
+    else:
+        expected = theirs(tf.constant(x), training=False)
+    # One step of float16 is 1e-3 of a value.
+    np.testing.assert_allclose(y, expected, rtol=2e-3 if policy == "mixed_float16" else 1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "string"])
+def test_inputs_that_are_no_real_numbers(dtype: str, training: bool) -> None:
+    x = tf.zeros([2, 3], dtype)
+    message = rf"`inputs` must be real numbers\. Received: inputs of dtype {dtype}"
+    with pytest.raises(ValueError, match=message):
+        BatchNormalization()(x, training=training)
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -140,10 +140,21 @@ def test_config_round_trip(tmp_path) -> None:
     [
         ({"depth_radius": -1}, r"`depth_radius` must be a whole number >= 0\. .*depth_radius=-1"),
         ({"depth_radius": 2.5}, r"Received: depth_radius=2\.5"),
-        ({"bias": 0}, r"`bias` must be a number > 0\. Received: bias=0"),
+        ({"bias": 0}, r"`bias` must be a finite number > 0\. Received: bias=0"),
+        ({"depth_radius": True}, r"Received: depth_radius=True"),
         ({"bias": "1"}, r"Received: bias='1'"),
-        ({"alpha": -1e-4}, r"`alpha` must be a number >= 0\. Received: alpha=-0\.0001"),
-        ({"beta": None}, r"`beta` must be a number\. Received: beta=None"),
+        ({"bias": float("inf")}, r"`bias` must be a finite number > 0\. Received: bias=inf"),
+        ({"bias": float("nan")}, r"Received: bias=nan"),
+        ({"bias": True}, r"Received: bias=True"),
+        ({"alpha": float("inf")}, r"Received: alpha=inf"),
+        ({"alpha": float("nan")}, r"Received: alpha=nan"),
+        ({"beta": float("nan")}, r"Received: beta=nan"),
+        ({"axis": None}, r"`axis` must be an integer or a tuple.* Received: axis=None"),
+        ({"axis": 1.5}, r"Received: axis=1\.5"),
+        ({"axis": True}, r"Received: axis=True"),
+        ({"axis": (1, 2)}, r"`axis` must be one integer\. Received: axis=\(1, 2\)"),
+        ({"alpha": -1e-4}, r"`alpha` must be a finite number >= 0\. Received: alpha=-0\.0001"),
+        ({"beta": None}, r"`beta` must be a finite number\. Received: beta=None"),
     ],
 )
 def test_bad_arguments(arguments: dict, message: str) -> None:
@@ -153,5 +164,18 @@ def test_bad_arguments(arguments: dict, message: str) -> None:
 
 @pytest.mark.parametrize("axis", [0, -4, 4, -5])
 def test_bad_axes(axis: int) -> None:
-    with pytest.raises(ValueError, match=rf"`axis` must name .* rank 4 .* Received: axis={axis}"):
+    with pytest.raises(ValueError, match=rf"`axis` must .*\. Received: axis={axis}$"):
         LocalResponseNormalization(axis=axis).build((None, 4, 4, 3))
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    layer = LocalResponseNormalization(np.int64(1), np.float32(2), axis=np.int64(1))
+    assert layer.get_config()["axis"] == 1
+    x = np.random.default_rng(5).normal(size=(2, 4, 3)).astype("float32")
+    expected = LocalResponseNormalization(1, 2.0, axis=1)(x)
+    np.testing.assert_array_equal(layer(x), expected)
+
+
+def test_complex_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`inputs` must be real numbers\. .* dtype complex64"):
+        LocalResponseNormalization()(tf.zeros([2, 3], tf.complex64))

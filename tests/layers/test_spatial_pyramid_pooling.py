@@ -156,7 +156,7 @@ def test_configs(tmp_path) -> None:
         ({"bins": ()}, r"`bins` must be a sequence of at least one .* Received: bins=\(\)"),
         ({"bins": (3, 0)}, r"Received: bins=\(3, 0\)"),
         ({"bins": (2.0,)}, r"Received: bins=\(2\.0,\)"),
-        ({"data_format": "NHWC"}, r"`data_format` must be None, .* data_format='NHWC'"),
+        ({"data_format": "NHWC"}, r"`data_format` must be one of None, .* data_format='NHWC'"),
     ],
 )
 def test_bad_arguments(arguments: dict, message: str) -> None:

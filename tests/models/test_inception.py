@@ -332,20 +332,20 @@ def test_mixed_precision_ends_in_float32():
             {"pooling": "mean"},
             "`pooling` must be one of None, 'avg', 'max'. Received: pooling='mean'",
         ),
-        ({"dropout": 1.5}, "`dropout` must be a number in [0.0, 1.0]. Received: dropout=1.5"),
+        ({"dropout": 1.5}, "`dropout` must be a number in [0, 1]. Received: dropout=1.5"),
         (
             {"width_multiplier": 0},
-            "`width_multiplier` must be a number in (0.0, inf). Received: width_multiplier=0",
+            "`width_multiplier` must be a finite number > 0. Received: width_multiplier=0",
         ),
         (
             {"weight_scale": -1.0},
-            "`weight_scale` must be a number in (0.0, inf). Received: weight_scale=-1.0",
+            "`weight_scale` must be a finite number > 0. Received: weight_scale=-1.0",
         ),
         (
             {"momentum": 1.5},
             "`momentum` must be None or a number in [0, 1]. Received: momentum=1.5",
         ),
-        ({"classes": 0}, "`classes` must be a whole number of at least 1. Received: classes=0"),
+        ({"classes": 0}, "`classes` must be a whole number >= 1. Received: classes=0"),
         (
             {"data_format": "NHWC"},
             "`data_format` must be one of 'channels_last', 'channels_first'. "

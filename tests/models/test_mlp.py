@@ -80,14 +80,14 @@ def test_weights_from_a_file(tmp_path):
     [
         (
             {"initial_stddev": 0.0},
-            "`initial_stddev` must be a number in (0.0, inf). Received: initial_stddev=0.0",
+            "`initial_stddev` must be a finite number > 0. Received: initial_stddev=0.0",
         ),
         (
             {"input_shape": (None, 28, 1)},
             "`input_shape` must be known in full for fully connected layers. "
             "Received: input_shape=(None, 28, 1)",
         ),
-        ({"classes": -1}, "`classes` must be a whole number of at least 1. Received: classes=-1"),
+        ({"classes": -1}, "`classes` must be a whole number >= 1. Received: classes=-1"),
     ],
 )
 def test_bad_arguments(arguments, message):

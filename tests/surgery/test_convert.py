@@ -147,8 +147,11 @@ def test_call_arguments_stay() -> None:
 
 
 def test_refuses_another_target() -> None:
-    with pytest.raises(ValueError, match=r"`to` must be 'bnzoo' or 'keras'. Received: to='torch'"):
+    message = r"`to` must be one of 'bnzoo', 'keras'\. Received: to="
+    with pytest.raises(ValueError, match=message + "'torch'"):
         convert_batch_norm(_nested(), to="torch")
+    with pytest.raises(ValueError, match=message + r"\['keras'\]"):
+        convert_batch_norm(_nested(), to=["keras"])
 
 
 @pytest.mark.parametrize(
