@@ -73,28 +73,54 @@ def make_evaluator(model: keras.Model) -> Callable[[tf.data.Dataset, int], Evalu
 
     @tf.function(reduce_retracing=True)
     def sums(images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        probabilities = model(images, training=False)
-        loss = keras.losses.sparse_categorical_crossentropy(labels, probabilities)
-        hits = [in_top(probabilities, labels, k) for k in (1, TOP)]
-        rows = [tf.ones_like(mask), *(tf.cast(row, tf.float32) for row in (loss, *hits))]
-        # A masked loss may be infinite, and 0 * inf is no number.
-        kept = [tf.where(mask > 0, row, 0.0) for row in rows]
-        return tf.reduce_sum(tf.cast(tf.stack(kept), tf.float64), axis=1)
+        return batch_sums(model, images, labels, mask)
 
     def evaluate(batches: tf.data.Dataset, examples: int) -> Evaluation:
         # Added up on the device: only the last sum is waited for.
         total = tf.zeros(4, tf.float64)
         for images, labels, mask in batches:
             total += sums(images, labels, mask)
-        counted, loss, top1, top5 = total.numpy()
-        if counted != examples:
-            raise RunFailed(
-                f"{counted:.0f} examples were evaluated, but the split has {examples}: "
-                "the data set is damaged"
-            )
-        return Evaluation(examples, loss / counted, top1 / counted, top5 / counted)
+        return evaluation(total.numpy(), examples)
 
     return evaluate
+
+
+def batch_sums(
+    model: keras.Model, images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor
+) -> tf.Tensor:
+    """What one batch adds to an evaluation: number of examples, loss, hits and hits of the top 5.
+
+    Args:
+        model: its output is class probabilities.
+        images: of the batch.
+        labels: int64 [N].
+        mask: [N]; examples of 0 do not count.
+
+    Returns:
+        float64 [4].
+    """
+    probabilities = model(images, training=False)
+    loss = keras.losses.sparse_categorical_crossentropy(labels, probabilities)
+    hits = [in_top(probabilities, labels, k) for k in (1, TOP)]
+    rows = [tf.ones_like(mask), *(tf.cast(row, tf.float32) for row in (loss, *hits))]
+    # A masked loss may be infinite, and 0 * inf is no number.
+    kept = [tf.where(mask > 0, row, 0.0) for row in rows]
+    return tf.reduce_sum(tf.cast(tf.stack(kept), tf.float64), axis=1)
+
+
+def evaluation(sums: np.ndarray, examples: int) -> Evaluation:
+    """The means, from `batch_sums` added up over a split.
+
+    Raises:
+        RunFailed: the sums are over another number of examples.
+    """
+    counted, loss, top1, top5 = sums
+    if counted != examples:
+        raise RunFailed(
+            f"{counted:.0f} examples were evaluated, but the split has {examples}: "
+            "the data set is damaged"
+        )
+    return Evaluation(examples, loss / counted, top1 / counted, top5 / counted)
 
 
 class MetricsFile:

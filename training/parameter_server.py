@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class ParameterServers:
     ) -> None:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._addresses = task_server.servants(task)
-        self._workers = len(task.jobs[WORKER])
+        self.workers = len(task.jobs[WORKER])
         self._counts = counts
         self._patience = patience
         self._retry = retry
@@ -103,7 +103,7 @@ class ParameterServers:
         """Places the input on the workers, and sets the counts."""
         self._position = first_step
         self._set_counts(first_step)
-        begun, workers, make = self._begun, self._workers, self._make_batches
+        begun, workers, make = self._begun, self.workers, self._make_batches
 
         @tf.function
         def worker_batches() -> tf.data.Dataset:
@@ -134,23 +134,39 @@ class ParameterServers:
         while len(rows) < count:
             while (
                 self._position < end + ahead
-                and len(self._under_way) < SCHEDULED_EACH * self._workers
+                and len(self._under_way) < SCHEDULED_EACH * self.workers
             ):
-                self._schedule()
+                self._schedule(self._step, (self._batches,))
+                self._position += 1
+                self.scheduled += 1
             rows.append(self._oldest())
         if not self._under_way:
             self._settle()
         return StepResults(*np.stack(rows, axis=1))
 
-    def _schedule(self) -> None:
+    def results(
+        self, function: Callable[..., tf.Tensor], arguments: Iterable[tuple[Any, ...]]
+    ) -> list[np.ndarray]:
+        """What `function`, a tf.function, returns for each of `arguments`, done by the workers.
+
+        Where a worker is lost another one begins the call again, and what it returns counts once.
+
+        Raises:
+            As `run`.
+        """
+        if self._under_way:
+            raise RuntimeError("steps are under way")
+        for one in arguments:
+            self._schedule(function, one)
+        return [self._oldest() for _ in range(len(self._under_way))]
+
+    def _schedule(self, function: Callable[..., tf.Tensor], arguments: tuple[Any, ...]) -> None:
         try:
-            value = self._coordinator.schedule(self._step, args=(self._batches,))
+            value = self._coordinator.schedule(function, args=arguments)
         except tf.errors.OpError as error:
             raise self._explained(error) from error
         self._under_way.append(value)
         self._asked.put(value)
-        self._position += 1
-        self.scheduled += 1
 
     def _fetch(self) -> None:
         """(In a thread of its own.) Waits for values: doing so cannot be given a limit of time."""
@@ -162,7 +178,7 @@ class ParameterServers:
                 self._done.put((None, error))
 
     def _oldest(self) -> np.ndarray:
-        """The results of the oldest step under way."""
+        """What the oldest call under way returned."""
         while True:
             try:
                 row, error = self._done.get(timeout=_LOOK_EVERY)
@@ -179,7 +195,7 @@ class ParameterServers:
             if seconds > SERVER_PATIENCE:
                 raise self._lost(name)
         workers = self._watch.silent(WORKER)
-        if len(workers) == self._workers and min(workers.values()) > self._patience:
+        if len(workers) == self.workers and min(workers.values()) > self._patience:
             listed = ", ".join(f"{name} at {self._addresses[name]}" for name in workers)
             raise self._retry(f"no worker has answered for {self._patience:g} s: {listed}")
 
