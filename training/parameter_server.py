@@ -6,6 +6,7 @@ ParameterServerStrategy with its ClusterCoordinator.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections import deque
@@ -20,7 +21,7 @@ from .cluster import PS, WORKER, Task
 from .command_line import RunFailed
 from .engine import StepResults
 from .failures import reason
-from .task_server import Watch, job_of
+from .task_server import Lookout, job_of
 
 # Steps that are scheduled for each worker and not done. TensorFlow's coordinator has each worker do
 # one at a time; with the others at hand it never waits for the chief.
@@ -63,6 +64,8 @@ class ParameterServers:
         patience: float,
         retry: Callable[[str], Exception] = RunFailed,
     ) -> None:
+        # What it logs of a lost worker are many lines; ours is one.
+        tf.get_logger().addFilter(_not_of_the_coordinator)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._addresses = task_server.servants(task)
         self.workers = len(task.jobs[WORKER])
@@ -73,7 +76,7 @@ class ParameterServers:
         self.scheduled = 0
         with strategy.scope():
             self._begun = tf.Variable(0, dtype=tf.int64, trainable=False, name="begun")
-        self._step = self._make_step(strategy, train_step)
+        self.step = self._make_step(strategy, train_step)
         self._make_batches = batches
         self._batches: Any = None
         self._position = 0
@@ -81,7 +84,7 @@ class ParameterServers:
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         threading.Thread(target=self._fetch, name="fetch", daemon=True).start()
-        self._watch = Watch(self._addresses, self._tell)
+        self._lookout = Lookout(self._addresses, self._tell)
 
     def _make_step(
         self, strategy: tf.distribute.ParameterServerStrategy, train_step: TrainStep
@@ -136,7 +139,7 @@ class ParameterServers:
                 self._position < end + ahead
                 and len(self._under_way) < SCHEDULED_EACH * self.workers
             ):
-                self._schedule(self._step, (self._batches,))
+                self._schedule(self.step, (self._batches,))
                 self._position += 1
                 self.scheduled += 1
             rows.append(self._oldest())
@@ -191,10 +194,10 @@ class ParameterServers:
         return row
 
     def _check_cluster(self) -> None:
-        for name, seconds in self._watch.silent(PS).items():
+        for name, seconds in self._lookout.silent(PS).items():
             if seconds > SERVER_PATIENCE:
                 raise self._lost(name)
-        workers = self._watch.silent(WORKER)
+        workers = self._lookout.silent(WORKER)
         if len(workers) == self.workers and min(workers.values()) > self._patience:
             listed = ", ".join(f"{name} at {self._addresses[name]}" for name in workers)
             raise self._retry(f"no worker has answered for {self._patience:g} s: {listed}")
@@ -238,5 +241,9 @@ class ParameterServers:
 
     def close(self) -> None:
         """Tells the workers and servers that training is over."""
-        self._watch.stop()
+        self._lookout.stop()
         task_server.dismiss(self._addresses)
+
+
+def _not_of_the_coordinator(record: logging.LogRecord) -> bool:
+    return record.module != "cluster_coordinator"

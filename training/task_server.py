@@ -52,7 +52,7 @@ def job_of(name: str) -> str:
     return name.partition(" ")[0]
 
 
-class Watch:
+class Lookout:
     """Looks in the background which of some processes answer.
 
     Args:
@@ -68,7 +68,7 @@ class Watch:
         self._tell = tell or (lambda name, up: None)
         self._since: dict[str, float] = {}
         self._over = threading.Event()
-        threading.Thread(target=self._look, name="watch", daemon=True).start()
+        threading.Thread(target=self._look, name="lookout", daemon=True).start()
 
     def _look(self) -> None:
         while not self._over.is_set():
@@ -115,17 +115,17 @@ def serve(task: Task, facts: Facts, patience: float) -> None:
         raise RunFailed(
             f"{task.name} cannot listen on its address {task.address}: {reason(error)}"
         ) from error
-    watch = Watch({chief: dict(task.tasks)[chief]})
+    lookout = Lookout({chief: dict(task.tasks)[chief]})
     print(f"{task.name} serves at {task.address}", flush=True)
     while not tf.io.gfile.exists(_DISMISSED):
-        seconds = watch.silent(CHIEF).get(chief, 0.0)
+        seconds = lookout.silent(CHIEF).get(chief, 0.0)
         if seconds > patience:
             raise RunFailed(
                 f"{task.name} ends: no answer from the chief at {dict(task.tasks)[chief]} "
                 f"for {seconds:.0f} s"
             )
         time.sleep(0.5)
-    watch.stop()
+    lookout.stop()
     del server
     print(f"{task.name} is done", flush=True)
 
