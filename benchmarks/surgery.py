@@ -42,6 +42,12 @@ def build(name: str) -> keras.Model:
     shape = (FLAGS.image_size, FLAGS.image_size, 3)
     make = getattr(keras.applications, name)
     model = make(weights=None, input_shape=shape, classes=1000, classifier_activation=None)
+    randomize_statistics(model)
+    return model
+
+
+def randomize_statistics(model: keras.Model) -> None:
+    """Gives all Batch Normalization layers statistics, gammas and betas of every kind."""
     rng = np.random.default_rng(0)
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -53,7 +59,6 @@ def build(name: str) -> keras.Model:
                 layer.gamma.assign(rng.uniform(0.5, 1.5, channels) * signs)
             if layer.beta is not None:
                 layer.beta.assign(rng.normal(0, 0.3, channels))
-    return model
 
 
 def images(batch: int) -> tf.Tensor:
