@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from .atomic_optimizer import AtomicSGD
 from .settings import Settings
 
 # The attributes in which Keras' layers hold weights that multiply their input. Gamma, beta,
@@ -46,16 +47,18 @@ def learning_rate_schedule(
     )
 
 
-def build_optimizer(settings: Settings, examples: int) -> keras.optimizers.Optimizer:
+def build_optimizer(
+    settings: Settings, examples: int, atomic: bool = False
+) -> keras.optimizers.Optimizer:
     """SGD with momentum; under mixed_float16 with a dynamic scale of the loss.
 
     Args:
         settings: those of the run.
         examples: how many there are in one epoch.
+        atomic: whether several workers update the same variables at a time.
     """
-    optimizer = keras.optimizers.SGD(
-        learning_rate_schedule(settings, examples), momentum=settings.momentum
-    )
+    kind = AtomicSGD if atomic else keras.optimizers.SGD
+    optimizer = kind(learning_rate_schedule(settings, examples), momentum=settings.momentum)
     if settings.precision == "mixed_float16":
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer

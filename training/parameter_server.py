@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -21,6 +22,7 @@ from .cluster import PS, WORKER, Task
 from .command_line import RunFailed
 from .engine import StepResults
 from .failures import reason
+from .steps import TrainStep
 from .task_server import Lookout, job_of
 
 # Steps that are scheduled for each worker and not done. TensorFlow's coordinator has each worker do
@@ -31,9 +33,6 @@ SCHEDULED_EACH = 5
 SERVER_PATIENCE = 20.0
 # Seconds from one look at the cluster to the next while no step ends.
 _LOOK_EVERY = 1.0
-
-# From images and labels, in a replica: loss, accuracy, learning rate and norm of the gradients.
-TrainStep = Callable[..., tuple[tf.Tensor, ...]]
 
 
 class ParameterServers:
@@ -46,10 +45,11 @@ class ParameterServers:
     Args:
         strategy: its cluster is up, and `train_step` is of variables made in its scope.
         task: the chief, which this process is.
-        train_step: does one step on one batch; its updates of variables are atomic.
+        train_step: does one step on one batch, with atomic updates of variables.
+        optimizer: the one of `train_step`, as `build_optimizer` makes it with `atomic`.
+        step: counts the steps; right wherever none is under way.
         batches: makes the batches of one worker, in a tf.function that runs on it, from its number
             and the number of its batch to begin at.
-        counts: variables that count steps. They are set right wherever no step is under way.
         patience: seconds to go on waiting while no worker answers.
         retry: what to raise for a cluster that is to be started again, made from one line.
     """
@@ -59,8 +59,9 @@ class ParameterServers:
         strategy: tf.distribute.ParameterServerStrategy,
         task: Task,
         train_step: TrainStep,
+        optimizer: keras.optimizers.Optimizer,
+        step: tf.Variable,
         batches: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset],
-        counts: list[tf.Variable],
         patience: float,
         retry: Callable[[str], Exception] = RunFailed,
     ) -> None:
@@ -69,14 +70,15 @@ class ParameterServers:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._addresses = task_server.servants(task)
         self.workers = len(task.jobs[WORKER])
-        self._counts = counts
+        # Their learning rate follows the one, checkpoints the other.
+        self._counts = (optimizer.iterations, step)
         self._patience = patience
         self._retry = retry
         self.again = 0
         self.scheduled = 0
         with strategy.scope():
             self._begun = tf.Variable(0, dtype=tf.int64, trainable=False, name="begun")
-        self.step = self._make_step(strategy, train_step)
+        self.step = self._make_step(strategy, train_step, optimizer)
         self._make_batches = batches
         self._batches: Any = None
         self._position = 0
@@ -87,14 +89,20 @@ class ParameterServers:
         self._lookout = Lookout(self._addresses, self._tell)
 
     def _make_step(
-        self, strategy: tf.distribute.ParameterServerStrategy, train_step: TrainStep
+        self,
+        strategy: tf.distribute.ParameterServerStrategy,
+        train_step: TrainStep,
+        optimizer: keras.optimizers.Optimizer,
     ) -> Callable[..., tf.Tensor]:
         begun = self._begun
 
         def counted(*batch: tf.Tensor) -> tf.Tensor:
             # Before anything is changed: no step that changed something goes uncounted.
             with tf.control_dependencies([begun.assign_add(1, read_value=False)]):
-                return tf.stack([tf.cast(value, tf.float32) for value in train_step(*batch)])
+                rate = tf.convert_to_tensor(optimizer.learning_rate)
+                loss, accuracy, norm = train_step(*batch)
+                # One tensor, one message.
+                return tf.stack([loss, accuracy, rate, norm])
 
         @tf.function
         def step(batches: Any) -> tf.Tensor:
