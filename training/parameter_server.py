@@ -82,7 +82,7 @@ class ParameterServers:
         self._make_batches = batches
         self._batches: Any = None
         self._position = 0
-        self._under_way: deque[tf.distribute.experimental.coordinator.RemoteValue] = deque()
+        self.under_way: deque[tf.distribute.experimental.coordinator.RemoteValue] = deque()
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         threading.Thread(target=self._fetch, name="fetch", daemon=True).start()
@@ -144,14 +144,13 @@ class ParameterServers:
         rows = []
         while len(rows) < count:
             while (
-                self._position < end + ahead
-                and len(self._under_way) < SCHEDULED_EACH * self.workers
+                self._position < end + ahead and len(self.under_way) < SCHEDULED_EACH * self.workers
             ):
                 self._schedule(self.step, (self._batches,))
                 self._position += 1
                 self.scheduled += 1
             rows.append(self._oldest())
-        if not self._under_way:
+        if not self.under_way:
             self._settle()
         return StepResults(*np.stack(rows, axis=1))
 
@@ -165,18 +164,18 @@ class ParameterServers:
         Raises:
             As `run`.
         """
-        if self._under_way:
+        if self.under_way:
             raise RuntimeError("steps are under way")
         for one in arguments:
             self._schedule(function, one)
-        return [self._oldest() for _ in range(len(self._under_way))]
+        return [self._oldest() for _ in range(len(self.under_way))]
 
     def _schedule(self, function: Callable[..., tf.Tensor], arguments: tuple[Any, ...]) -> None:
         try:
             value = self._coordinator.schedule(function, args=arguments)
         except tf.errors.OpError as error:
             raise self._explained(error) from error
-        self._under_way.append(value)
+        self.under_way.append(value)
         self._asked.put(value)
 
     def _fetch(self) -> None:
@@ -198,7 +197,7 @@ class ParameterServers:
                 self._check_cluster()
         if error is not None:
             raise self._explained(error) from error
-        self._under_way.popleft()
+        self.under_way.popleft()
         return row
 
     def _check_cluster(self) -> None:

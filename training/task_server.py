@@ -145,7 +145,7 @@ def connect(task: Task, facts: Facts, timeout: float) -> tf.distribute.Parameter
 
     Raises:
         RunFailed: not all answer in that time.
-        BadFlags: one was started with other facts.
+        BadFlags: one was started with other facts, or has more than one accelerator.
     """
     _wait_for(servants(task), timeout)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -159,6 +159,12 @@ def connect(task: Task, facts: Facts, timeout: float) -> tf.distribute.Parameter
                 found[name] = json.loads(tf.io.read_file(_FACTS).numpy())
     except tf.errors.OpError as error:
         raise RunFailed(f"the cluster cannot be connected: {reason(error)}") from error
+    if strategy.num_replicas_in_sync > 1:
+        raise BadFlags(
+            "--strategy=parameter_server uses one accelerator in each process, but the workers "
+            f"have {strategy.num_replicas_in_sync}. Start as many workers, each with "
+            "CUDA_VISIBLE_DEVICES set to one"
+        )
     for name, theirs in found.items():
         if different := differences(json.loads(json.dumps(facts)), theirs):
             raise BadFlags(
