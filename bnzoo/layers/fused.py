@@ -30,7 +30,7 @@ CUDNN_MIN_EPSILON = 1.001e-5
 
 # Calling oneDNN's kernel costs about 0.1 ms, as much as the equations written out on this many
 # values (measured on x86 with 2 cores, docs/results/layers.md).
-_KERNEL_MIN_VALUES = 1 << 17
+KERNEL_MIN_VALUES = 1 << 17
 
 _FUSED_DTYPES = (tf.float32, tf.float16, tf.bfloat16)
 
@@ -80,7 +80,7 @@ def pays(x: tf.Tensor) -> bool:
     if tf.executing_eagerly() or tf.config.list_physical_devices("GPU"):
         return True
     size = x.shape.num_elements()
-    return x.shape.rank > 2 if size is None else size >= _KERNEL_MIN_VALUES
+    return x.shape.rank > 2 if size is None else size >= KERNEL_MIN_VALUES
 
 
 @tf.autograph.experimental.do_not_convert
@@ -224,7 +224,7 @@ def _switch(
     index = tf.raw_ops.DeviceIndex(device_names=devices)
     takes_kernel = index < len(devices)
     if values.shape.num_elements() is None:
-        takes_kernel &= (index > 0) | (tf.size(values, tf.int64) >= _KERNEL_MIN_VALUES)
+        takes_kernel &= (index > 0) | (tf.size(values, tf.int64) >= KERNEL_MIN_VALUES)
     shared = _shared(equations, epsilon, layout.data_format)
     return tf.cond(takes_kernel, kernel, lambda: shared(*arguments))
 

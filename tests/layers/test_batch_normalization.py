@@ -12,10 +12,12 @@ import tensorflow as tf
 
 from bnzoo.layers import BatchNormalization
 from tests import oracles
+from tests.layers.conftest import small
 
 MODES: dict[str, Callable[[Callable], Callable]] = {
     "eager": lambda f: f,
     "graph": lambda f: tf.function(f),
+    "small": lambda f: small(tf.function(f)),
     "xla": lambda f: tf.function(f, jit_compile=True),
 }
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bnzoo.layers import BatchNormalization
 from tests import oracles
+from tests.layers.test_batch_normalization import MODES
 
 
 @st.composite
@@ -32,7 +33,7 @@ def layers_and_inputs(draw: st.DrawFn) -> dict:
         "dtype": draw(st.sampled_from(["float32", "float32", "float64"])),
         "epsilon": draw(st.sampled_from([1e-3, 1e-5, 1e-10])),
         "momentum": draw(st.sampled_from([0.0, 0.9, 0.99])),
-        "graph": draw(st.booleans()),
+        "run_by": draw(st.sampled_from(["eager", "graph", "small"])),
     }
 
 
@@ -54,7 +55,7 @@ def test_training_step_and_gradients(case: dict) -> None:
         return [y, *tape.gradient(y, [x, layer.gamma.value, layer.beta.value], dy)]
 
     dy = case["dy"].astype(case["dtype"])
-    run = tf.function(step) if case["graph"] else step
+    run = MODES[case["run_by"]](step)
     y, dx, dgamma, dbeta = (np.asarray(v, "float64") for v in run(tf.constant(x), tf.constant(dy)))
 
     axis = tuple(axis) if isinstance(axis, list) else axis
