@@ -14,17 +14,18 @@ def Ensemble(models: Sequence[keras.Model], name: str = "ensemble") -> keras.Mod
 
     Args:
         models: two or more functional models with one input and one output, all of the same shape;
-            the outputs are class probabilities [N, classes].
+            the outputs are class probabilities [N, classes]. A model that is given k times counts
+            k times in the mean.
         name: name of the model.
 
     Returns:
         A functional model from one input to class probabilities [N, classes]. Its members are
-        nested models, `member_1`, `member_2`, ...; they have the layers of the given models, not
-        copies.
+        nested models, `member_1`, `member_2`, ..., one for each different model; they have the
+        layers of the given models, not copies.
 
     Raises:
-        ValueError: there are less than two models, their inputs or outputs differ, or one returns
-            logits.
+        ValueError: there are less than two models, their inputs or outputs differ, one returns
+            logits, or two different ones share layers with weights.
 
     Example:
 
@@ -32,9 +33,9 @@ def Ensemble(models: Sequence[keras.Model], name: str = "ensemble") -> keras.Mod
     >>> Ensemble([mnist_mlp(), mnist_mlp(batch_norm=False)]).output.shape
     (None, 10)
     """
-    models = list(models)
-    if len(models) < 2:
-        raise ValueError(f"`models` must be at least two networks. Received: {len(models)} of them")
+    if not isinstance(models, (list, tuple)) or len(models) < 2:
+        count = f"{len(models)} of them" if isinstance(models, (list, tuple)) else repr(models)
+        raise ValueError(f"`models` must be a list of at least two networks. Received: {count}")
     first = _interface(models[0])
     for model in models:
         if _interface(model) != first:
@@ -46,17 +47,20 @@ def Ensemble(models: Sequence[keras.Model], name: str = "ensemble") -> keras.Mod
         _refuse_logits(model)
     source = models[0].inputs[0]
     image = keras.Input(batch_shape=source.shape, dtype=source.dtype, name=source.name)
+    different = {id(model): model for model in models}
+    _refuse_shared_layers(list(different.values()))
     # Given models may have one name all, which a model that holds them cannot; wrapped, each gets
     # another name without being changed.
-    members = [
-        keras.Model(model.input, model.output, name=f"member_{number}")
-        for number, model in enumerate(models, start=1)
-    ]
+    members = {
+        key: keras.Model(model.input, model.output, name=f"member_{number}")
+        for number, (key, model) in enumerate(different.items(), start=1)
+    }
+    scores = {key: member(image) for key, member in members.items()}
     # In the type of the variables, as the classifiers are, under a mixed-precision policy too.
     mean = keras.layers.Average(
         dtype=keras.config.dtype_policy().variable_dtype, name="predictions"
     )
-    return keras.Model(image, mean([member(image) for member in members]), name=name)
+    return keras.Model(image, mean([scores[id(model)] for model in models]), name=name)
 
 
 def _interface(model: keras.Model) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
@@ -76,3 +80,16 @@ def _refuse_logits(model: keras.Model) -> None:
             "`models` must return class probabilities, not logits. "
             f"Received: {model.name!r}, whose last layer {last.name!r} has no activation"
         )
+
+
+def _refuse_shared_layers(models: list[keras.Model]) -> None:
+    """Keras would write weights that two nested models share once, and not find them again."""
+    owners: dict[int, keras.Model] = {}
+    for model in models:
+        for variable in model.variables:
+            owner = owners.setdefault(id(variable), model)
+            if owner is not model:
+                raise ValueError(
+                    "`models` must not share layers, unless they are the same model. "
+                    f"Received: {owner.name!r} and {model.name!r}, which share {variable.path!r}"
+                )

@@ -65,6 +65,29 @@ def test_float32_mean_under_mixed_precision(members):
 def test_less_than_two():
     with pytest.raises(ValueError, match=r"at least two networks\. Received: 1 of them"):
         Ensemble([mnist_mlp()])
+    with pytest.raises(ValueError, match=r"at least two networks\. Received: None"):
+        Ensemble(None)
+
+
+def test_the_same_model_twice(members, tmp_path):
+    first, second = members
+    ensemble = Ensemble([first, first, second])
+    assert ensemble.count_params() == first.count_params() + second.count_params()
+    x = images()
+    ensemble.save(tmp_path / "ensemble.keras")
+    loaded = keras.models.load_model(tmp_path / "ensemble.keras")
+    expected = (2 * first(x).numpy().astype(np.float64) + second(x)) / 3
+    np.testing.assert_allclose(loaded(x), expected, atol=1e-6)
+
+
+def test_shared_layers():
+    model = mnist_mlp()
+    twin = keras.Model(model.input, model.output, name="twin")
+    with pytest.raises(
+        ValueError,
+        match=r"must not share layers.* Received: 'mnist_mlp' and 'twin', .*'fc1/kernel'",
+    ):
+        Ensemble([model, twin])
 
 
 def test_different_networks():
