@@ -76,9 +76,10 @@ def decode_predictions(
         background class is ("background", "background", probability).
 
     Raises:
-        ValueError: for an unknown form; predictions of another shape than [N, classes]; `top` out
-            of range; labels of another number than classes, or none where only the file that the
-            weights came with tells their order.
+        ValueError: for an unknown form; predictions of another shape than [N, classes], or not
+            finite, which have no order (the message names the image); `top` out of range; labels of
+            another number than classes, or none where only the file that the weights came with
+            tells their order.
 
     Example:
 
@@ -97,6 +98,9 @@ def decode_predictions(
             f"`preds` must have the shape (images, {classes}) for the form {form!r}. "
             f"Received: shape {predictions.shape}"
         )
+    if not np.isfinite(predictions).all():
+        image = int(np.argmin(np.isfinite(predictions).all(axis=1)))
+        raise ValueError(f"`preds` must be finite. Received: NaN or infinity for image {image}")
     if not is_whole(top) or not 1 <= top <= classes:
         raise ValueError(f"`top` must be a whole number in [1, {classes}]. Received: top={top!r}")
     names = _labels(form, labels)

@@ -112,6 +112,19 @@ def test_bad_arguments(arguments, message):
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_predictions_that_are_not_finite(value):
+    predictions = np.eye(1000)[:4]
+    predictions[2, 5] = value
+    with pytest.raises(ValueError) as error:  # noqa: PT011 the whole text is compared
+        decode_predictions(predictions, form="torch", labels=LABELS)
+    assert str(error.value) == "`preds` must be finite. Received: NaN or infinity for image 2"
+
+
+def test_no_predictions():
+    assert decode_predictions(np.zeros((0, 1000)), form="torch", labels=LABELS) == []
+
+
 def test_bad_pixels():
     with pytest.raises(ValueError, match=r"`image` must have shape .* Received: shape \(2, 2, 4\)"):
         preprocess_input(np.zeros((2, 2, 4), np.uint8), form="torch")
