@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -11,8 +13,10 @@ import tensorflow as tf
 from .command_line import RunFailed
 from .failures import reason
 from .run_directory import cannot_write
+from .strategies import Devices
 
 KEPT = 3
+_PREFIX = "ckpt"
 
 
 class Checkpoints:
@@ -23,12 +27,18 @@ class Checkpoints:
     number generator; those of the optimizer, with its momentum and scale of the loss; and the
     sums of the metrics since the last row of metrics.csv.
 
+    Of several processes that train together each has to call each method, and only the chief
+    writes. What every replica keeps by itself, such as the moving statistics, goes into the
+    checkpoint as the one value that all agree on, and from it to all.
+
     Args:
-        folder: where they are.
+        folder: where they are; all processes see the same one.
         model: built.
         optimizer: built on the model's trainable variables.
         step: int64, how many steps are done.
         sums: the sums of the metrics.
+        averages: the averages of the weights, if they are kept.
+        devices: what trains; by default one device.
     """
 
     def __init__(
@@ -38,37 +48,93 @@ class Checkpoints:
         optimizer: keras.optimizers.Optimizer,
         step: tf.Variable,
         sums: tf.Variable,
+        averages: Sequence[tf.Variable] = (),
+        devices: Devices | None = None,
     ) -> None:
         self._step = step
-        self._model = model
+        self._devices = devices or Devices(tf.distribute.get_strategy())
+        self._folder = folder
+        self._newest: str | None = None
+        # What each replica keeps by itself, and the one value of it.
+        self._agreed: list[tuple[tf.Variable, tf.Variable]] = []
         # The variables themselves, in the order of their creation: nothing that Keras keeps in
         # them can be left out, whatever it hangs in its tree of objects.
+        self._model_values = [self._one_value(variable.value) for variable in model.variables]
         self._checkpoint = tf.train.Checkpoint(
-            model=[variable.value for variable in model.variables],
-            optimizer=[variable.value for variable in optimizer.variables],
+            model=self._model_values,
+            optimizer=[self._one_value(variable.value) for variable in optimizer.variables],
             step=step,
             sums=sums,
+            averages=[self._one_value(variable) for variable in averages],
         )
-        self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=KEPT)
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint, folder, max_to_keep=KEPT, checkpoint_name=_PREFIX
+        )
+
+    def _one_value(self, variable: tf.Variable) -> tf.Variable:
+        """`variable`, or one of this process that takes the value that all replicas agree on."""
+        if self._devices.replicas == 1:
+            return variable
+        if variable.synchronization != tf.VariableSynchronization.ON_READ:
+            return variable
+        own = tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
+        self._agreed.append((own, variable))
+        return own
+
+    @tf.function
+    def _agree(self) -> None:
+        for own, variable in self._agreed:
+            own.assign(variable.read_value())
 
     def restore(self) -> int:
-        """Restores the newest checkpoint, if there is one, and returns its step, else 0.
+        """Restores the newest checkpoint that is whole, and returns its step; 0 if there is none.
 
         Raises:
-            RunFailed: it is damaged, or of another network.
+            RunFailed: there are some, but all are damaged, or of another network.
         """
-        newest = self._manager.latest_checkpoint
-        if newest is None:
+        step = self._restore_newest() if self._devices.is_chief else 0
+        agreed = int(self._devices.total(step)[0])
+        if agreed != step:
+            path = os.path.join(self._folder, f"{_PREFIX}-{agreed}")
+            if self._try(path) is not None:
+                raise RunFailed(
+                    f"this process cannot read {path}, with which the chief goes on: --run_dir "
+                    "must be a folder that all processes share"
+                )
+        if agreed:
+            self._newest = f"{_PREFIX}-{agreed}"
+            for own, variable in self._agreed:
+                variable.assign(own)
+        return agreed
+
+    def _restore_newest(self) -> int:
+        for path in (candidates := self._newest_first()):
+            why = self._try(path)
+            if why is None:
+                return int(self._step.numpy())
+            if path != candidates[-1]:
+                print(f"the checkpoint {path} is damaged: {why}; trying the one before", flush=True)
+        if not candidates:
             return 0
+        raise RunFailed(
+            f"the checkpoint {path} cannot be restored: {why}. --overwrite begins the run anew"
+        )
+
+    def _newest_first(self) -> list[str]:
+        """The checkpoints in the folder, also those that a torn list of them has not."""
+        found = {path.removesuffix(".index") for path in glob.glob(f"{self._folder}/*.index")}
+        numbered = {path: path.rpartition("-")[2] for path in found}
+        numbers = {path: int(text) for path, text in numbered.items() if text.isdigit()}
+        return sorted(numbers, key=numbers.__getitem__, reverse=True)
+
+    def _try(self, path: str) -> str | None:
+        """Restores the checkpoint at `path`; why that cannot be, else None."""
         try:
-            self._checkpoint.restore(newest).assert_consumed()
+            self._checkpoint.restore(path).assert_consumed()
         except Exception as error:
             # What TensorFlow raises of damaged files has no common class.
-            raise RunFailed(
-                f"the checkpoint {newest} cannot be restored: {reason(error)}. "
-                "--overwrite begins the run anew"
-            ) from error
-        return int(self._step.numpy())
+            return reason(error)
+        return None
 
     def save(self) -> None:
         """Saves the state of now. TensorFlow writes it aside and renames it.
@@ -76,25 +142,33 @@ class Checkpoints:
         Raises:
             RunFailed: it cannot be written; the checkpoints of before stay.
         """
+        self._read_agreed()
         number = int(self._step.numpy())
         try:
-            self._manager.save(checkpoint_number=number)
+            if self._devices.is_chief:
+                self._manager.save(checkpoint_number=number)
         except (tf.errors.OpError, OSError) as error:
-            folder = self._manager.directory
             # On a full disk it would keep the next attempt from its room.
-            shutil.rmtree(os.path.join(folder, f"ckpt-{number}_temp"), ignore_errors=True)
-            raise cannot_write(f"checkpoint {number} in {folder}", reason(error)) from error
+            shutil.rmtree(
+                os.path.join(self._folder, f"{_PREFIX}-{number}_temp"), ignore_errors=True
+            )
+            raise cannot_write(f"checkpoint {number} in {self._folder}", reason(error)) from error
+        self._newest = f"{_PREFIX}-{number}"
+
+    def _read_agreed(self) -> None:
+        if self._agreed:
+            self._agree()
 
     def all_finite(self) -> bool:
         """Whether each weight and statistic of the model is a finite number."""
+        self._read_agreed()
         return all(
-            bool(tf.reduce_all(tf.math.is_finite(variable.value)))
-            for variable in self._model.variables
-            if variable.value.dtype.is_floating
+            bool(tf.reduce_all(tf.math.is_finite(variable)))
+            for variable in self._model_values
+            if variable.dtype.is_floating
         )
 
     @property
     def newest(self) -> str | None:
-        """The newest checkpoint's name, or None."""
-        path = self._manager.latest_checkpoint
-        return None if path is None else os.path.basename(path)
+        """The name of the newest whole checkpoint, or None."""
+        return self._newest

@@ -49,11 +49,11 @@ class Task:
 
     @property
     def tasks(self) -> list[tuple[str, str]]:
-        """Name and address of each process."""
+        """Name and address of each process, the chief first, in the order of tf.distribute."""
         return [
             (f"{job} {index}", address)
-            for job, addresses in self.jobs.items()
-            for index, address in enumerate(addresses)
+            for job in sorted(self.jobs, key=(CHIEF, WORKER, PS).index)
+            for index, address in enumerate(self.jobs[job])
         ]
 
     @property

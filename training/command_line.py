@@ -14,6 +14,8 @@ from absl import flags
 EXIT_FAILED = 1
 EXIT_BAD_FLAGS = 2
 EXIT_INTERRUPTED = 130  # What a shell reports of a program that Ctrl-C ended.
+# What it reports of one that SIGTERM ended; job schedulers start such a one again.
+EXIT_STOPPED = 143
 
 
 class BadFlags(Exception):
@@ -26,6 +28,10 @@ class BadFlags(Exception):
 
 class RunFailed(Exception):
     """Why a run cannot go on, in one line."""
+
+
+class RunStopped(Exception):
+    """That a run was told to stop and can be started again, in one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +108,8 @@ def run_command(
         argv: as sys.argv, which is the default.
 
     Returns:
-        0; 2 for bad flags; 1 for a run that failed, after one line that says why; 130 for Ctrl-C.
+        0; 2 for bad flags; 1 for a run that failed, after one line that says why; 130 for Ctrl-C;
+        143 for a run that SIGTERM stopped and that the same command continues.
     """
     argv = sys.argv if argv is None else argv
     if any(argument in ("-h", "--help", "--helpfull", "--helpshort") for argument in argv[1:]):
@@ -120,6 +127,9 @@ def run_command(
     except RunFailed as error:
         print(f"{program}: {error}", file=sys.stderr)
         return EXIT_FAILED
+    except RunStopped as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return EXIT_STOPPED
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -41,6 +42,46 @@ class Inputs:
     preprocessing: Preprocessing
     augmentation: str
     photometric: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The rows of each global batch that one process reads, dealt to its replicas.
+
+    Attributes:
+        start: the first row.
+        sizes: how many each replica gets, in their order; none is 0.
+        turns: of so many batches in a row the process takes one alone,
+        turn: that of this number, from 0.
+    """
+
+    start: int
+    sizes: tuple[int, ...]
+    turns: int = 1
+    turn: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows the process reads."""
+        return sum(self.sizes)
+
+
+def share(batch_size: int, processes: int, process: int, replicas: int) -> Share:
+    """What process number `process` reads, as even as can be: sizes differ by 1 at most.
+
+    The first replicas get the longer parts. Nothing is padded: BN and the losses take each
+    replica's number of rows as it is.
+
+    Args:
+        batch_size: rows of the global batch; at least `replicas`.
+        processes: how many there are, with equally many replicas each.
+        process: from 0.
+        replicas: of all processes together.
+    """
+    sizes = [batch_size // replicas + (n < batch_size % replicas) for n in range(replicas)]
+    own = replicas // processes
+    first = process * own
+    return Share(sum(sizes[:first]), tuple(sizes[first : first + own]))
 
 
 def open_source(dataset: str, data_dir: str | None) -> Source:
@@ -104,7 +145,7 @@ def open_inputs(settings: Settings) -> Inputs:
 
 
 def training_batches(
-    inputs: Inputs, batch_size: int, seed: int, first_step: int = 0
+    inputs: Inputs, batch_size: int, seed: int, first_step: int = 0, part: Share | None = None
 ) -> tf.data.Dataset:
     """Batches without end, from step `first_step` on (counted from 0).
 
@@ -113,56 +154,112 @@ def training_batches(
     needs to be stored to go on where a run was interrupted. Batches go across the ends of epochs,
     so all are full.
 
+    Args:
+        inputs: the data.
+        batch_size: rows of the global batch.
+        seed: of the order and the augmentation.
+        first_step: as said.
+        part: which rows of each of these batches to read: the others are passed over before they
+            are decoded. By default all.
+
     Returns:
-        A data set of images, float32 [batch_size, height, width, channels], and labels, int64.
+        A data set of images, float32 [rows, height, width, channels], and labels, int64; with
+        `part` one element for each of its replicas in turn.
     """
     split = inputs.train
     position = first_step * batch_size
-    epoch, offset = divmod(position, split.examples)
+    # Not divmod, which tensors do not have.
+    epoch, offset = position // split.examples, position % split.examples
 
     def shuffled(epoch: tf.Tensor) -> tf.data.Dataset:
         return split.shuffled(seed * 1_000_003 + epoch)
 
     raw = tf.data.Dataset.range(epoch, _FOREVER).flat_map(shuffled).skip(offset)
+    rows = batch_size if part is None else part.rows
     if inputs.augmentation == "none":
-        return _batches(split, raw, inputs.preprocessing, batch_size).prefetch(tf.data.AUTOTUNE)
+        batches = _batches(split, _part(raw, batch_size, part), inputs.preprocessing, rows)
+        return _dealt(batches, part).prefetch(tf.data.AUTOTUNE)
     numbered = tf.data.Dataset.zip(tf.data.Dataset.range(position, _FOREVER), raw)
 
     def prepare(number: tf.Tensor, example: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.read(example, inputs.preprocessing)
-        example_seed = tf.stack([tf.constant(seed, tf.int64), number])
+        example_seed = tf.stack([tf.cast(seed, tf.int64), number])
         image = augment.augment(
             image, example_seed, inputs.preprocessing, inputs.augmentation, inputs.photometric
         )
         return image, label
 
-    return (
-        numbered.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
-        .batch(batch_size, drop_remainder=True)
-        .prefetch(tf.data.AUTOTUNE)
+    batches = (
+        _part(numbered, batch_size, part)
+        .map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(rows, drop_remainder=True)
     )
+    return _dealt(batches, part).prefetch(tf.data.AUTOTUNE)
 
 
 def evaluation_batches(
-    split: Split, preprocessing: Preprocessing, batch_size: int
+    split: Split, preprocessing: Preprocessing, batch_size: int, part: Share | None = None
 ) -> tf.data.Dataset:
     """Each example of `split` once, in batches of one size: the last is filled up.
 
+    Args:
+        split: the data.
+        preprocessing: what is done to an image.
+        batch_size: rows of the global batch.
+        part: which rows of each batch to read, as in `training_batches`; so a replica for which
+            nothing is left in the last batch gets what is masked, and never nothing.
+
     Returns:
-        A data set of images, float32 [batch_size, height, width, channels]; labels, int64; and a
-        mask, float32, that is 0 for what fills the last batch up.
+        A data set of images, float32 [rows, height, width, channels]; labels, int64; and a mask,
+        float32, that is 0 for what fills the last batch up.
     """
+    rows = batch_size if part is None else part.rows
 
     def fill(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        missing = batch_size - tf.shape(images)[0]
+        missing = rows - tf.shape(images)[0]
         padded = (
             tf.pad(values, [[0, missing]] + [[0, 0]] * (values.shape.rank - 1))
             for values in (images, labels, tf.ones_like(labels, tf.float32))
         )
-        return tuple(tf.ensure_shape(value, (batch_size, *value.shape[1:])) for value in padded)
+        return tuple(tf.ensure_shape(value, (rows, *value.shape[1:])) for value in padded)
 
-    batches = _batches(split, split.ordered(), preprocessing, batch_size, drop_remainder=False)
-    return batches.map(fill).prefetch(tf.data.AUTOTUNE)
+    raw = _part(split.ordered(), batch_size, part, drop_remainder=False)
+    batches = _batches(split, raw, preprocessing, rows, drop_remainder=False).map(fill)
+    if part is not None:
+        # Of the last batch there may be nothing for this process, but the others wait for it.
+        nothing = tuple(tf.zeros(spec.shape, spec.dtype) for spec in batches.element_spec)
+        batches = batches.concatenate(tf.data.Dataset.from_tensors(nothing))
+        batches = batches.take(number_of_batches(split, batch_size))
+    return _dealt(batches, part).prefetch(tf.data.AUTOTUNE)
+
+
+def number_of_batches(split: Split, batch_size: int) -> int:
+    """How many batches `evaluation_batches` makes of `split`."""
+    return -(-split.examples // batch_size)
+
+
+def _part(
+    raw: tf.data.Dataset, batch_size: int, part: Share | None, drop_remainder: bool = True
+) -> tf.data.Dataset:
+    """The rows of `part` of each batch of the raw examples `raw`; these are cheap to pass over."""
+    if part is None or (part.rows == batch_size and part.turns == 1):
+        return raw
+
+    def cut(*batch: tf.Tensor) -> Sequence[tf.Tensor] | tf.Tensor:
+        rows = tuple(values[part.start : part.start + part.rows] for values in batch)
+        return rows if len(rows) > 1 else rows[0]
+
+    batches = raw.batch(batch_size, drop_remainder=drop_remainder)
+    return batches.shard(part.turns, part.turn).map(cut).unbatch()
+
+
+def _dealt(batches: tf.data.Dataset, part: Share | None) -> tf.data.Dataset:
+    """Each of `batches` cut into one for each replica of `part`."""
+    if part is None or len(part.sizes) == 1:
+        return batches
+    if len(set(part.sizes)) == 1:
+        return batches.rebatch(part.sizes[0], drop_remainder=True)
+    return batches.rebatch(part.sizes)
 
 
 def _batches(

@@ -6,7 +6,8 @@ import csv
 import dataclasses
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -61,21 +62,28 @@ def in_top(scores: tf.Tensor, labels: tf.Tensor, k: int) -> tf.Tensor:
     return (rank < k) & tf.reduce_all(tf.math.is_finite(scores), axis=1)
 
 
-def make_evaluator(model: keras.Model) -> Callable[[tf.data.Dataset, int], Evaluation]:
+def make_evaluator(model: keras.Model) -> Callable[[Iterable[Any], int], Evaluation]:
     """A function that evaluates `model` as it is at each call.
 
     Its arguments: batches of images, labels and a mask (`data.evaluation_batches`), and how many
-    examples they must come to.
+    examples they must come to. Where the model is in the scope of a strategy, batches are those of
+    its replicas, and the result that over all of them.
 
     Raises:
         RunFailed: (the function) the batches held another number of examples.
     """
 
-    @tf.function(reduce_retracing=True)
-    def sums(images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    strategy = model.distribute_strategy
+
+    def replica_sums(images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         return batch_sums(model, images, labels, mask)
 
-    def evaluate(batches: tf.data.Dataset, examples: int) -> Evaluation:
+    @tf.function(reduce_retracing=True)
+    def sums(images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        parts = strategy.run(replica_sums, args=(images, labels, mask))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None)
+
+    def evaluate(batches: Iterable[Any], examples: int) -> Evaluation:
         # Added up on the device: only the last sum is waited for.
         total = tf.zeros(4, tf.float64)
         for images, labels, mask in batches:

@@ -120,6 +120,15 @@ def clear(run_dir: str) -> None:
             os.remove(os.path.join(run_dir, name))
 
 
+def versions() -> dict[str, str]:
+    """The versions of what computes."""
+    names = ("bnzoo", "tensorflow", "keras", "numpy", "tensorflow-datasets")
+    return {
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in names},
+    }
+
+
 def write_config(run_dir: str, settings: Settings, data: Mapping[str, Any]) -> None:
     """Writes config.json: every flag, the versions, and what the data set was found to have."""
     config = {
@@ -127,13 +136,7 @@ def write_config(run_dir: str, settings: Settings, data: Mapping[str, Any]) -> N
         "flags": dataclasses.asdict(settings),
         "seed": settings.seed,
         "data": dict(data),
-        "versions": {
-            "python": platform.python_version(),
-            **{
-                name: metadata.version(name)
-                for name in ("bnzoo", "tensorflow", "keras", "numpy", "tensorflow-datasets")
-            },
-        },
+        "versions": versions(),
     }
     write_text(os.path.join(run_dir, CONFIG), json.dumps(config, indent=2) + "\n")
 

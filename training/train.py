@@ -10,6 +10,7 @@ from absl import flags
 
 from . import run_directory
 from .command_line import BadFlags, run_command
+from .placement import PARAMETER_SERVER, Placement, placement
 from .settings import Settings, resolve
 from .train_flags import TRAIN_FLAGS
 
@@ -35,9 +36,10 @@ def _command(values: flags.FlagValues, arguments: list[str]) -> None:
         raise BadFlags(f"there are no arguments besides flags. Received: {' '.join(arguments)}")
     given = values.flag_values_dict()
     settings = resolve(given)
+    place = placement(given)
     run_dir = given["run_dir"] or os.path.join("runs", default_name(settings))
     run_directory.check_run_dir(run_dir, settings, given["overwrite"])
-    train(settings, run_dir, given["overwrite"])
+    train(settings, run_dir, given["overwrite"], place)
 
 
 def default_name(settings: Settings) -> str:
@@ -46,37 +48,54 @@ def default_name(settings: Settings) -> str:
     return f"{settings.recipe}_{''.join(kept)}"
 
 
-def train(settings: Settings, run_dir: str, overwrite: bool = False) -> None:
+def train(
+    settings: Settings, run_dir: str, overwrite: bool = False, placement: Placement | None = None
+) -> None:
     """Trains in `run_dir`, which `run_directory.check_run_dir` has found fit for it.
 
     Args:
         settings: those of the run.
         run_dir: the folder of the run; made if it is not there.
         overwrite: whether a run that is there is deleted first.
+        placement: where to compute; by default on one device.
     """
     # Imported here, as TensorFlow takes seconds and mistakes in the flags are told without it.
-    from . import data, loop
+    from . import data, loop, strategies, task_server
+    from .cluster import find_task
+    from .networks import build_model
+    from .stopping import StopRequest
 
     if os.path.exists(os.path.join(run_dir, run_directory.MODEL)) and not overwrite:
         print(f"{run_dir} is finished: --overwrite trains it anew")
         return
-    inputs = data.open_inputs(settings)
-    model = loop.build_model(settings, inputs)
-    if overwrite and os.path.isdir(run_dir):
-        run_directory.clear(run_dir)
-    run_directory.make(run_dir)
-    loop.write_description(run_dir, settings, inputs)
-    print(
-        f"{settings.model} by recipe {settings.recipe} on {settings.dataset}: "
-        f"{inputs.train.examples} training and {inputs.evaluation.examples} held-out examples, "
-        f"{model.count_params()} parameters; writing to {run_dir}",
-        flush=True,
-    )
-    result = loop.train(settings, inputs, model, run_dir)
-    print(
-        f"{run_dir}: held-out accuracy {result.accuracy:.4f}, top-5 {result.top5_accuracy:.4f}, "
-        f"loss {result.loss:.4f} over {result.examples} examples"
-    )
+    if placement and placement.strategy == PARAMETER_SERVER:
+        task = find_task(placement)
+        if not task.is_chief:
+            facts = strategies.facts(settings, placement)
+            task_server.serve(task, facts, placement.cluster_timeout)
+            return
+    devices = strategies.open_devices(settings, placement or Placement())
+    with devices.guarded(), StopRequest() as stop:
+        inputs = data.open_inputs(settings)
+        devices.check_same_data(inputs)
+        model = build_model(settings, inputs, devices)
+        if devices.is_chief:
+            if overwrite and os.path.isdir(run_dir):
+                run_directory.clear(run_dir)
+            run_directory.make(run_dir)
+            loop.write_description(run_dir, settings, inputs)
+            print(
+                f"{settings.model} by recipe {settings.recipe} on {settings.dataset}: "
+                f"{inputs.train.examples} training and {inputs.evaluation.examples} held-out "
+                f"examples, {model.count_params()} parameters; writing to {run_dir}",
+                flush=True,
+            )
+        result = loop.train(settings, inputs, model, run_dir, devices, stop)
+    if devices.is_chief:
+        print(
+            f"{run_dir}: held-out accuracy {result.accuracy:.4f}, top-5 "
+            f"{result.top5_accuracy:.4f}, loss {result.loss:.4f} over {result.examples} examples"
+        )
 
 
 if __name__ == "__main__":

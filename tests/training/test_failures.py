@@ -14,10 +14,13 @@ import tensorflow as tf
 from PIL import Image
 
 from bnzoo.preprocessing import Preprocessing
-from training import data, evaluate, failures, loop, sources, train
+from training import data, evaluate, failures, running, sources, train
+from training.checkpoints import Checkpoints
 from training.command_line import RunFailed
 from training.examples import write_examples
+from training.finish import write_model
 from training.metrics import MetricsFile
+from training.networks import build_model
 
 from .helpers import image_folder, read_metrics, settings, train_argv
 
@@ -137,7 +140,7 @@ def test_other_errors_of_a_step_are_one_line_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(loop, "make_train_steps", lambda *_: failing(error))
+    monkeypatch.setattr(running, "make_train_steps", lambda *_: failing(error))
     assert train.main(train_argv(tmp_path / "run", "--steps=3")) == 1
     assert capsys.readouterr().err == f"bnzoo-train: {message}\n"
 
@@ -161,7 +164,7 @@ def test_full_disk_keeps_the_checkpoint_and_the_run_goes_on(
     """The second checkpoint does not fit; with room again the run ends as an unbroken one."""
     flags = (*RUN, "--checkpoint_every=4", "--momentum=0.9")
     assert train.main(train_argv(tmp_path / "whole", *flags)) == 0
-    save = loop.Checkpoints.save
+    save = Checkpoints.save
 
     def full(self: Any) -> None:
         if int(self._step) == 8:
@@ -170,7 +173,7 @@ def test_full_disk_keeps_the_checkpoint_and_the_run_goes_on(
         else:
             save(self)
 
-    monkeypatch.setattr(loop.Checkpoints, "save", full)
+    monkeypatch.setattr(Checkpoints, "save", full)
     argv = train_argv(tmp_path / "full", *flags)
     checkpoints = tmp_path / "full" / "checkpoints"
     for _ in range(2):
@@ -186,7 +189,7 @@ def test_full_disk_keeps_the_checkpoint_and_the_run_goes_on(
             "ckpt-4.data-00000-of-00001",
             "ckpt-4.index",
         ]
-    monkeypatch.setattr(loop.Checkpoints, "save", save)
+    monkeypatch.setattr(Checkpoints, "save", save)
     assert train.main(argv) == 0
     assert "continuing at step 4" in capsys.readouterr().out
     assert [row["loss"] for row in read_metrics(tmp_path / "full")] == [
@@ -196,14 +199,14 @@ def test_full_disk_keeps_the_checkpoint_and_the_run_goes_on(
 
 def test_model_that_does_not_fit_leaves_nothing_half(tmp_path: Path) -> None:
     chosen = settings()
-    model = loop.build_model(chosen, data.open_inputs(chosen))
+    model = build_model(chosen, data.open_inputs(chosen))
     path = tmp_path / "model.keras"
     path.write_text("old")
     with (
         disk_full_at(20_000),
         pytest.raises(RunFailed, match=r"model\.keras cannot be written: .*File too large"),
     ):
-        loop.write_model(str(tmp_path), model)
+        write_model(str(tmp_path), model)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.keras"]
     assert path.read_text() == "old"
 

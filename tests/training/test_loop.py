@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from training import data, loop, progress, train
+from training import data, loop, progress, running, train
 from training.command_line import BadFlags
 from training.data import Inputs
-from training.loop import build_model, make_train_steps
+from training.networks import build_model
 from training.optimizers import build_optimizer, kernels
 from training.settings import Settings
+from training.steps import TrainSteps, make_train_steps
 
 from .helpers import read_metrics, settings, train_argv
 
@@ -33,7 +34,7 @@ def softmax_regression() -> keras.Model:
 
 def compiled(
     model: keras.Model, chosen: Settings, examples: int
-) -> tuple[loop.TrainSteps, keras.optimizers.Optimizer, tf.Variable]:
+) -> tuple[TrainSteps, keras.optimizers.Optimizer, tf.Variable]:
     optimizer = build_optimizer(chosen, examples)
     optimizer.build(model.trainable_variables)
     step = tf.Variable(0, dtype=tf.int64)
@@ -59,8 +60,8 @@ def test_steps_against_numpy(inputs: Inputs) -> None:
     stream = data.training_batches(inputs, 20, seed=0)
     batches = iter(stream)
     results = [run(batches, tf.constant(count)) for count in (1, 3, 2)]
-    losses, accuracies, rates = (
-        np.concatenate([result[column].numpy() for result in results]) for column in range(3)
+    losses, accuracies, rates, norms = (
+        np.concatenate([result[column].numpy() for result in results]) for column in range(4)
     )
 
     velocity = [np.zeros_like(kernel), np.zeros_like(bias)]
@@ -78,6 +79,8 @@ def test_steps_against_numpy(inputs: Inputs) -> None:
         np.testing.assert_allclose(rates[number], rate, rtol=1e-5)
         error = (probabilities - np.eye(10)[labels]) / 20
         gradients = x.T @ error + 0.02 * kernel, error.sum(axis=0)
+        norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients))
+        np.testing.assert_allclose(norms[number], norm, rtol=1e-5)
         velocity = [0.9 * v - rate * g for v, g in zip(velocity, gradients, strict=True)]
         kernel, bias = kernel + velocity[0], bias + velocity[1]
     found = [variable.numpy() for variable in model.trainable_variables]
@@ -104,7 +107,7 @@ def test_gradient_of_a_confident_mistake_does_not_vanish(inputs: Inputs) -> None
     run, _, _ = compiled(model, settings("--batch_size=20", "--learning_rate=1.0"), 1437)
     images = np.zeros((20, 8, 8, 1), np.float32)
     batches = iter(tf.data.Dataset.from_tensors((images, np.full(20, 3, np.int64))))
-    losses, _, _ = run(batches, tf.constant(1))
+    losses, *_ = run(batches, tf.constant(1))
     np.testing.assert_allclose(losses, [200.0], rtol=1e-6)
     np.testing.assert_allclose(bias.numpy() - start, -np.eye(10)[0] + np.eye(10)[3], atol=1e-6)
 
@@ -124,7 +127,7 @@ def test_auxiliary_heads_weigh_in_training_alone() -> None:
     run, _, _ = compiled(model, settings("--batch_size=20", "--learning_rate=1.0"), 1437)
     images = np.ones((20, 8, 8, 1), np.float32)
     batches = iter(tf.data.Dataset.from_tensors((images, np.full(20, 3, np.int64))))
-    losses, accuracies, _ = run(batches, tf.constant(1))
+    losses, accuracies, *_ = run(batches, tf.constant(1))
     np.testing.assert_allclose(losses, [np.log(10)], rtol=1e-6)
     np.testing.assert_array_equal(accuracies, [0.0])
     for name, weight in (("predictions", 1.0), ("auxiliary_1", 0.3), ("auxiliary_2", 0.3)):
@@ -143,7 +146,7 @@ def test_precision(precision: str, inputs: Inputs) -> None:
     assert model.get_layer("fc1").compute_dtype == precision.removeprefix("mixed_")
     assert {variable.dtype for variable in model.trainable_variables} == {"float32"}
     run, optimizer, step = compiled(model, chosen, inputs.train.examples)
-    losses, _, _ = run(iter(data.training_batches(inputs, 40, seed=0)), tf.constant(60))
+    losses, *_ = run(iter(data.training_batches(inputs, 40, seed=0)), tf.constant(60))
     assert np.isfinite(losses).all()
     assert losses[-10:].numpy().mean() < 0.7 * losses[0]
     assert int(step) == 60
@@ -324,9 +327,9 @@ def test_weights_that_are_not_finite_are_never_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The loss is that of before the update, so it tells of a broken update a step too late."""
-    make = loop.make_train_steps
+    make = running.make_train_steps
 
-    def breaking(model: keras.Model, *arguments: object) -> loop.TrainSteps:
+    def breaking(model: keras.Model, *arguments: object) -> TrainSteps:
         run = make(model, *arguments)
 
         def steps(batches: object, count: tf.Tensor) -> object:
@@ -337,7 +340,7 @@ def test_weights_that_are_not_finite_are_never_saved(
 
         return steps
 
-    monkeypatch.setattr(loop, "make_train_steps", breaking)
+    monkeypatch.setattr(running, "make_train_steps", breaking)
     assert train.main(train_argv(tmp_path, *RUN, "--steps=28")) == 1
     assert "a weight is not finite at step 16, with learning rate" in capsys.readouterr().err
     assert tf.train.latest_checkpoint(str(tmp_path / "checkpoints")).endswith("ckpt-8")
