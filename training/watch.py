@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from . import data, run_directory
 from .data import Inputs
+from .failures import explained
 from .percentiles import Percentiles, choose
 from .settings import Settings
 from .summaries import Summaries
@@ -46,15 +47,12 @@ class Watch:
         if chosen:
             size = min(settings.batch_size, inputs.evaluation.examples, WATCHED_IMAGES)
             held_out = data.evaluation_batches(inputs.evaluation, inputs.preprocessing, size)
-            images = next(iter(held_out))[0]
+            with explained(inputs.evaluation, inputs.preprocessing):
+                images = next(iter(held_out))[0]
             self._percentiles = Percentiles(model, chosen, images)
 
-    def stops(self, step: int) -> list[int]:
-        """The steps behind `step` at which the loop has to return: where the profile is cut."""
-        return [boundary for boundary in self._profiled if boundary > step]
-
     def before(self, step: int) -> None:
-        """Called before the steps behind `step` are done."""
+        """Called before the steps behind `step` are done; the loop stops at --profile_steps."""
         if self._profiled and self._profiled[0] <= step < self._profiled[1] and not self._profiling:
             tf.profiler.experimental.start(self._folder)
             self._profiling = True
@@ -67,7 +65,8 @@ class Watch:
     def row(self, step: int, values: Mapping[str, float]) -> None:
         """Writes the scalars `values`, and the percentiles of now."""
         percentiles = self._percentiles.measure() if self._percentiles else {}
-        self._summaries.write(step, {**values, **percentiles})
+        shown = {name: value for name, value in values.items() if name != "step"}
+        self._summaries.write(step, {**shown, **percentiles})
         self._summaries.flush()
 
     def sync(self) -> None:
