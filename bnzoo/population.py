@@ -53,8 +53,10 @@ def estimate_population_statistics(
         model: A functional or Sequential Keras model, with models nested to any depth. It
             is not touched: not its weights, its optimizer, nor its random state.
         batches: Batches as for `model.fit`: `x`, `(x, y)` or `(x, y, sample_weight)`, with
-            `x` a tensor or a structure of tensors; in a `tf.data.Dataset`, a distributed one,
-            a list, a generator. All but `x` is ignored, so that labels may be missing.
+            `x` a tensor or a structure of tensors, also a dict by the names of the inputs; in
+            a `tf.data.Dataset`, a distributed one, a list, a generator. All but `x` is
+            ignored, so that labels may be missing. A list of two or three is `(x, y)` or
+            `(x, y, sample_weight)` too.
         steps: How many batches to take; all of them by default.
         method: `"algorithm_2"`, or `"pooled"` for the unbiased variance of all values as
             if they were one batch, which adds the variance of the means of the batches.
@@ -64,7 +66,7 @@ def estimate_population_statistics(
         Normalization.
 
     Raises:
-        TypeError: If `model` is not a Keras model, or `batches` is one array.
+        TypeError: If `model` is not a Keras model, or `batches` is one array or dict.
         ValueError: For another `method` or `steps`; fewer batches than `steps`, or values too
             few for a variance; batches that do not fit the inputs of the model; activations
             that are not finite (names the layer); a subclassed or unbuilt model; a Batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -107,20 +107,35 @@ class Survey:
             variance = tally.VARIANCES[method](part)
             yield layer, part[tally.MEAN].reshape(shape), variance.reshape(shape)
 
+    def _check_dtypes(self, x: Any, number: int) -> None:
+        """What numbers cannot be cast from is refused, unless the model takes it as it is."""
+        taken = {leaf.dtype for leaf in keras.tree.flatten(self._inputs)}
+        for leaf in keras.tree.flatten(x):
+            is_real = leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool
+            if not is_real and leaf.dtype.name not in taken:
+                raise ValueError(
+                    f"`batches` must hold real numbers for model '{self._model.name}'. "
+                    f"Received: batch {number} of dtype {leaf.dtype.name}"
+                )
+
     def _checked_readings(self, x: Any, number: int) -> Iterator[tuple[int, np.ndarray]]:
         """The place of the layer and the reading of each call, in the order of the calls."""
         # A trace for each shape, but for any size of the batch.
         signature = keras.tree.map_structure(
             lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), x
         )
+        self._check_dtypes(x, number)
         try:
             readings = [
                 reading.numpy() for reading in self._read.get_concrete_function(signature)(x)
             ]
         except (ValueError, tf.errors.InvalidArgumentError) as error:
+            inputs = self._inputs
+            if isinstance(x, dict) and not isinstance(inputs, dict):
+                inputs = {leaf.name: leaf for leaf in keras.tree.flatten(inputs)}
             expected, received = (
                 keras.tree.map_structure(lambda leaf: tuple(leaf.shape), structure)
-                for structure in (self._inputs, x)
+                for structure in (inputs, x)
             )
             raise ValueError(
                 f"`batches` must fit the inputs of model '{self._model.name}', of shape "
@@ -163,7 +178,8 @@ def _inputs(
 ) -> Iterator[Any]:
     """What the model takes of each batch, as tensors; of each replica in turn."""
     check_whole("steps", steps, or_none=True)
-    if isinstance(batches, (np.ndarray, tf.Tensor)) or not isinstance(batches, Iterable):
+    single = (np.ndarray, tf.Tensor, str, bytes, Mapping)
+    if isinstance(batches, single) or not isinstance(batches, Iterable):
         raise TypeError(
             f"`batches` must be an iterable of batches. Received: one {type(batches).__name__}"
         )
@@ -171,8 +187,13 @@ def _inputs(
         raise ValueError("`steps` must be given where `batches` has no end. Received: steps=None")
     taken = 0
     for batch in itertools.islice(batches, steps):
+        if isinstance(batch, (tuple, list)) and not 1 <= len(batch) <= 3:
+            raise ValueError(
+                "`batches` must hold `x`, `(x, y)` or `(x, y, sample_weight)`. "
+                f"Received: batch {taken}, a {type(batch).__name__} of {len(batch)}"
+            )
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        for share in _shares(x, strategy):
+        for share in _shares(x, strategy, taken):
             leaves = keras.tree.flatten(share)
             if any(leaf.shape.rank == 0 for leaf in leaves):
                 raise ValueError(
@@ -196,16 +217,25 @@ def _is_endless(batches: Iterable[Any]) -> bool:
     )
 
 
-def _shares(x: Any, strategy: tf.distribute.Strategy) -> list[Any]:
+def _shares(x: Any, strategy: tf.distribute.Strategy, number: int) -> list[Any]:
     """The parts of an element of a distributed dataset; of any other, itself."""
     leaves = keras.tree.flatten(x)
     parts = [leaves]
     if any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in leaves):
         parts = list(zip(*map(strategy.experimental_local_results, leaves), strict=True))
     return [
-        keras.tree.pack_sequence_as(x, [tf.convert_to_tensor(leaf) for leaf in part])
-        for part in parts
+        keras.tree.pack_sequence_as(x, [_tensor(leaf, number) for leaf in part]) for part in parts
     ]
+
+
+def _tensor(leaf: Any, number: int) -> tf.Tensor:
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "`batches` must hold tensors, or arrays of numbers. "
+            f"Received: batch {number} with a {type(leaf).__name__}"
+        ) from error
 
 
 def _over_processes(own: np.ndarray, strategy: tf.distribute.Strategy) -> np.ndarray:

@@ -15,7 +15,7 @@ X = np.float32(np.random.default_rng(0).normal(3, 2, (12, 4)))
 
 def _model(*more: keras.Layer) -> keras.Sequential:
     layer = bnzoo.layers.BatchNormalization(name="bn")
-    return keras.Sequential([keras.Input((4,)), layer, *more])
+    return keras.Sequential([keras.Input((4,), name="a"), layer, *more], name="it")
 
 
 def _variance(model: keras.Model, batches: object, **settings: object) -> np.ndarray:
@@ -52,6 +52,24 @@ def test_a_generator_gives_no_more_than_the_steps():
     np.testing.assert_array_equal(next(batches), 100 * X)
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_inputs_of_a_list_by_name(names):
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    model = keras.Model([a, b], bnzoo.layers.BatchNormalization(name="bn")(a - 2 * b))
+    given = {"a": X, "b": X[::-1]}
+    batches = [({name: given[name] for name in names}, X)]
+    expected = (X - 2 * X[::-1]).var(0, ddof=1)
+    np.testing.assert_allclose(_variance(model, batches), expected, rtol=1e-5)
+
+
+def test_strings_for_a_model_that_takes_them():
+    inputs = keras.Input((1,), dtype="string")
+    numbers = keras.layers.StringLookup(vocabulary=["x", "y"], output_mode="multi_hot")(inputs)
+    model = keras.Model(inputs, bnzoo.layers.BatchNormalization(name="bn")(numbers))
+    batches = [tf.constant([["x"], ["y"], ["y"]])]
+    np.testing.assert_allclose(_variance(model, batches), [0, 1 / 3, 1 / 3], rtol=1e-5)
+
+
 def test_inputs_by_name():
     inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
     layer = bnzoo.layers.BatchNormalization(name="bn")
@@ -85,6 +103,7 @@ def _frozen() -> keras.Model:
     return model
 
 
+RAGGED = tf.ragged.constant([[1.0, 2.0], [3.0]])
 INFINITE = np.where(X[5, 2] == X, np.inf, X)
 
 
@@ -97,8 +116,24 @@ INFINITE = np.where(X[5, 2] == X, np.inf, X)
         ([X[:1], X[1:2]], "at least two values in one batch. Received: 2 values for layer 'bn'"),
         ([X, X[:, :3]], r"fit the inputs of model .*\(None, 4\). Received: .* 1 .*\(12, 3\)"),
         ([X[:, :, None, None]], r"of shape \(None, 4\). Received: .* 0 of shape \(12, 4, 1, 1\)"),
-        ([{"x": X, "y": X}], r"Received: batch 0 of shape \{'x': \(12, 4\), 'y': \(12, 4\)\}"),
         ([3.0], "must hold tensors with a batch axis. Received: batch 0 with a scalar"),
+        (
+            [X, {"x": X}],
+            r"shape \{'a': \(None, 4\)\}. Received: batch 1 of shape \{'x': \(12, 4\)\}",
+        ),
+        ([X, (X, X, X, X)], r"`\(x, y\)` or .*`. Received: batch 1, a tuple of 4"),
+        ([[X] * 5], r"`\(x, y\)` or .*`. Received: batch 0, a list of 5"),
+        ([X, ()], "Received: batch 1, a tuple of 0"),
+        (
+            [np.full((2, 4), "a")],
+            "hold real numbers for model 'it'. Received: batch 0 of dtype str",
+        ),
+        ([X + 1j], "`batches` must hold real numbers .* Received: batch 0 of dtype complex64"),
+        ([RAGGED], "`batches` must hold tensors, .* Received: batch 0 with a RaggedTensor"),
+        (tf.data.Dataset.from_tensors((RAGGED, 0)), "Received: batch 0 with a RaggedTensor"),
+        ([tf.sparse.from_dense(X)], "Received: batch 0 with a SparseTensor"),
+        ([(None, X)], "`batches` must hold tensors, .* Received: batch 0 with a NoneType"),
+        ([np.array([[1, None]], object)], "Received: batch 0 with a ndarray"),
         ([X, INFINITE], "finite activations. Received: batch 1, .* into layer 'bn' are not"),
     ],
 )
@@ -108,7 +143,14 @@ def test_batches_that_are_refused(batches, message):
 
 
 @pytest.mark.parametrize(
-    ("batches", "kind"), [(X, "ndarray"), (tf.constant(X), "EagerTensor"), (None, "NoneType")]
+    ("batches", "kind"),
+    [
+        (X, "ndarray"),
+        (tf.constant(X), "EagerTensor"),
+        (None, "NoneType"),
+        ("images", "str"),
+        ({"a": X}, "dict"),
+    ],
 )
 def test_what_is_not_batches(batches, kind):
     with pytest.raises(TypeError, match=f"`batches` must be an iterable.*Received: one {kind}"):
