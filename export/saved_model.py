@@ -12,6 +12,7 @@ from absl import flags
 
 from .errors import ExportFailed
 from .versions import NEXT, choose_version, is_version, written_aside
+from .warmup import read_batch_sizes, require_messages, write_warmup
 
 USAGE = """bnzoo-export [FLAGS] RUN OUT
 
@@ -33,6 +34,7 @@ def export(
     version: str | None = None,
     examples_dir: Path | None = None,
     max_difference: float | None = None,
+    warmup: Sequence[int] = (),
 ) -> Path:
     """Exports a run, and prints what it did.
 
@@ -43,6 +45,7 @@ def export(
         examples_dir: encoded images to compare on. Default: those in the run directory.
         max_difference: see `Comparison.largest`; beyond it nothing is published. Default: what
             rounding explains.
+        warmup: the batch sizes of the requests that a server is to send itself first.
 
     Returns:
         The SavedModel's folder.
@@ -51,6 +54,8 @@ def export(
         ExportFailed: see the message.
     """
     number = choose_version(out, version)
+    if warmup:
+        require_messages()
     # Imported here: TensorFlow takes seconds, and most mistakes can be told without it.
     from bnzoo.surgery import fold_batch_norm
 
@@ -86,6 +91,9 @@ def export(
                     f"{name} differs from the unfolded network by {found.largest:.1e}, more than "
                     f"--max_difference={max_difference:g}: nothing was published"
                 )
+        if warmup:
+            count, sizes = write_warmup(aside, warmup, examples[0]), ", ".join(map(str, warmup))
+            print(f"Warm-up: {count} requests, each signature with {sizes} images")
     print(f"Wrote {out / str(number)}")
     return out / str(number)
 
@@ -115,6 +123,7 @@ def main(argv: Sequence[str]) -> int:
             version=values.version,
             examples_dir=Path(values.examples) if values.examples else None,
             max_difference=values.max_difference,
+            warmup=_warmup(values),
         )
     except (BadFlags, ExportFailed) as error:
         print(f"bnzoo-export: {error}", file=sys.stderr)
@@ -150,7 +159,21 @@ def _flags() -> flags.FlagValues:
         "explains, 1e-4 in float32, 1e-2 in float16 and 8e-2 in bfloat16.",
         flag_values=values,
     )
+    flags.DEFINE_string(
+        "warmup",
+        "",
+        "Batch sizes, with commas between, of requests that TensorFlow Serving sends itself before "
+        "it serves the version: one a size and signature. Default: none.",
+        flag_values=values,
+    )
     return values
+
+
+def _warmup(values: flags.FlagValues) -> tuple[int, ...]:
+    try:
+        return read_batch_sizes(values.warmup)
+    except ValueError as error:
+        raise BadFlags(f"--warmup {error}") from error
 
 
 def _parse(values: flags.FlagValues, argv: Sequence[str]) -> tuple[Path, Path]:

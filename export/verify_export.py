@@ -13,6 +13,7 @@ from absl import flags
 
 from .errors import ExportFailed
 from .verification import Report, verify
+from .warmup import read_batch_sizes
 
 USAGE = """bnzoo-verify-export [FLAGS] DIR [RUN]
 
@@ -123,13 +124,11 @@ def _parse(
         value = values[name].value
         if value is not None and not 0 <= value < math.inf:
             raise BadFlags(f"--{name} must be a number of at least 0. Received: --{name}={value}")
-    sizes = [size.strip() for size in values.batch_sizes.split(",")] if values.batch_sizes else []
-    if not all(size.isdecimal() and int(size) for size in sizes):
-        raise BadFlags(
-            "--batch_sizes must be whole numbers above 0 with commas between. "
-            f"Received: --batch_sizes={values.batch_sizes}"
-        )
-    return Path(folders[0]), run_dir, tuple(map(int, sizes))
+    try:
+        sizes = read_batch_sizes(values.batch_sizes)
+    except ValueError as error:
+        raise BadFlags(f"--batch_sizes {error}") from error
+    return Path(folders[0]), run_dir, sizes
 
 
 if __name__ == "__main__":

@@ -20,6 +20,18 @@ MOST_RECORDS = 1000
 _EXTENT = 256
 
 
+def read_batch_sizes(text: str) -> tuple[int, ...]:
+    """The batch sizes in a flag's `text`, whole numbers above 0 with commas between.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    sizes = [size.strip() for size in text.split(",")] if text else []
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise ValueError(f"must be whole numbers above 0 with commas between. Received: {text}")
+    return tuple(dict.fromkeys(map(int, sizes)))
+
+
 def require_messages() -> Any:
     """TensorFlow Serving's messages.
 
@@ -30,7 +42,7 @@ def require_messages() -> Any:
         from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
     except ImportError as error:
         raise ExportFailed(
-            "warm-up records need tensorflow-serving-api: pip install 'bnzoo[serving]'"
+            "--warmup needs tensorflow-serving-api: pip install 'bnzoo[serving]'"
         ) from error
     return predict_pb2, prediction_log_pb2
 

@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 
 from bnzoo.surgery import fold_batch_norm
+from export import saved_model
 from export.errors import ExportFailed
 from export.plain_tensorflow import read_signatures
 from export.signatures import build_signatures, save_signatures
 from export.warmup import FILE, MOST_RECORDS, write_warmup
-from tests.export.runs import LABELS, PREPROCESSING, encoded_image, small_network
+from tests.export.runs import LABELS, PREPROCESSING, encoded_image, small_network, write_run
 
 prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
 
@@ -81,7 +82,35 @@ def test_too_many(folder: Path) -> None:
         write_warmup(folder, range(1, 335), IMAGE)
 
 
-def test_without_tensorflow_serving_api(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorflow_serving_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
-    with pytest.raises(ExportFailed, match=r"need tensorflow-serving-api: pip install 'bnzoo\["):
-        write_warmup(folder, SIZES, IMAGE)
+    out = tmp_path / "models"
+    # Told before the run is looked at.
+    assert saved_model.main(["bnzoo-export", "--warmup=1", str(tmp_path / "none"), str(out)]) == 1
+    assert capsys.readouterr().err == (
+        "bnzoo-export: --warmup needs tensorflow-serving-api: pip install 'bnzoo[serving]'\n"
+    )
+    assert not out.exists()
+
+
+def test_the_flag_of_bnzoo_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir, out = write_run(tmp_path / "run"), tmp_path / "models"
+    assert saved_model.main(["bnzoo-export", "--warmup=8, 2", str(run_dir), str(out)]) == 0
+    assert "Warm-up: 6 requests, each signature with 8, 2 images\n" in capsys.readouterr().out
+    requests = [log.predict_log.request for log in read(out / "1")]
+    assert [request.inputs.popitem()[1].tensor_shape.dim[0].size for request in requests] == [
+        *(8, 2, 8, 2, 8, 2)
+    ]
+
+
+@pytest.mark.parametrize("sizes", ["0", "1,-8", "1,,8", "all", "1.5"])
+def test_sizes_that_are_none(
+    sizes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert saved_model.main(["bnzoo-export", f"--warmup={sizes}", "run", str(tmp_path / "a")]) == 2
+    assert capsys.readouterr().err == (
+        "bnzoo-export: --warmup must be whole numbers above 0 with commas between. "
+        f"Received: {sizes}\n"
+    )
