@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +199,7 @@ def _listed(key: str, value: np.ndarray) -> Any:
     return value.tolist()
 
 
-def _mapped(value: np.ndarray, function: Any) -> Any:
-    if value.ndim == 0:
-        return function(value[()])
-    return [_mapped(row, function) for row in value]
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(value, np.ndarray) and value.ndim:
+        return [_mapped(row, function) for row in value]
+    return function(value[()] if isinstance(value, np.ndarray) else value)
