@@ -1,13 +1,18 @@
 """A training step of BN-Inception, side by side with its peers, in one run.
 
-    python -m benchmarks.training            # times: bnzoo, Keras' BN, torch, no BN, bfloat16
-    python -m benchmarks.training --memory   # peak memory, each in a process of its own
+    python -m benchmarks.training                 # bnzoo, Keras' BN, torch, no BN; bfloat16
+    python -m benchmarks.training --what=memory   # peak memory, each in a process of its own
+    python -m benchmarks.training --what=loop     # the training loop over the bare step
 
 The peers: the same network and loop with keras.layers.BatchNormalization; without batch
 normalization, with biases; and the same network in torch with channels last, in bfloat16
 by its autocast. Before torch is timed, its network is checked to be the same: logits,
 gradients and moving statistics in float64. A step is a forward and a backward pass and
 SGD with momentum, on random images that are in memory.
+
+The training loop is bnzoo-train's engine of one device, one step a call, fed by tf.data from
+memory: over the bare step it has the iterator, the step counter, the learning rate, top-1,
+the norm of the gradients and what Python does around a call.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from absl import app, flags
 from bnzoo.models import bn_inception
 from bnzoo.models.inception_table import TABLES
 from bnzoo.surgery import convert_batch_norm
+from training.steps import make_train_steps
+from training.synchronous import Synchronous
 
 from .timing import interleaved_medians, machine, peak_memory
 
@@ -33,8 +40,8 @@ flags.DEFINE_integer("batch_size", 32, "Images in a step.")
 flags.DEFINE_integer("image_size", 224, "Height and width of the images, a multiple of 32.")
 flags.DEFINE_enum("stem", "separable", ["separable", "conv"], "First convolution.")
 flags.DEFINE_list("variants", None, "Rows of the table to measure, by number; all if not given.")
-flags.DEFINE_bool("memory", False, "Measure peak memory instead of times.")
-flags.DEFINE_string("only", None, "NUMBER of a row to run alone (used by --memory).")
+flags.DEFINE_enum("what", "times", ["times", "memory", "loop"], "What to measure.")
+flags.DEFINE_string("only", None, "NUMBER of a row to run alone (used by --what=memory).")
 
 CLASSES = 1000
 LEARNING_RATE = 1e-4
@@ -95,8 +102,8 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return images, rng.integers(0, CLASSES, FLAGS.batch_size)
 
 
-def build(variant: Variant) -> keras.Model:
-    """The Keras network of a variant, with logits as its output."""
+def build(variant: Variant, activation: str | None = None) -> keras.Model:
+    """The Keras network of a variant, with logits as its output unless told otherwise."""
     keras.utils.set_random_seed(0)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(variant.policy)
@@ -104,7 +111,7 @@ def build(variant: Variant) -> keras.Model:
         model = bn_inception(
             input_shape=(FLAGS.image_size, FLAGS.image_size, 3),
             classes=CLASSES,
-            classifier_activation=None,
+            classifier_activation=activation,
             stem=FLAGS.stem,
             batch_norm=None if variant.norm == "none" else "channel",
         )
@@ -207,6 +214,30 @@ def report_memory() -> None:
         print(f"| {number} | {row.label} | {row.precision} | {peak / 2**20:.0f} |", flush=True)
 
 
+def loop_step(variant: Variant) -> Step:
+    """A step by the engine of the training loop."""
+    model = build(variant, "softmax")  # The loop has Keras take the loss from its logits.
+    optimizer = keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
+    optimizer.build(model.trainable_variables)
+    counter = tf.Variable(0, dtype=tf.int64, trainable=False)
+    train_steps = make_train_steps(model, optimizer, counter, FLAGS.batch_size, weight_decay=0.0)
+    batches = tf.data.Dataset.from_tensors(data()).repeat()
+    engine = Synchronous(train_steps, lambda first_step: iter(batches))
+    return lambda: engine.run(0, 1)
+
+
+def report_loop() -> None:
+    """Medians of the bare step and of the loop's."""
+    variant = VARIANTS[0]
+    medians = interleaved_medians(
+        {"bare": keras_step(variant), "loop": loop_step(variant)}, FLAGS.rounds, warm_up=2
+    )
+    bare, loop = 1e3 * medians["bare"], 1e3 * medians["loop"]
+    print(f"{machine()}; stem {FLAGS.stem}, {FLAGS.rounds} rounds\n")
+    print("| bare step (ms) | loop's step (ms) | overhead |\n|---:|---:|---:|")
+    print(f"| {bare:.0f} | {loop:.0f} | {100 * (loop / bare - 1):.1f}% |")
+
+
 def main(argv: Sequence[str]) -> None:
     """Prints what the flags ask for."""
     if len(argv) > 1:
@@ -215,10 +246,8 @@ def main(argv: Sequence[str]) -> None:
         step = make_step(VARIANTS[int(FLAGS.only)])
         for _ in range(STEPS_FOR_MEMORY):
             step()
-    elif FLAGS.memory:
-        report_memory()
     else:
-        report_times()
+        {"times": report_times, "memory": report_memory, "loop": report_loop}[FLAGS.what]()
 
 
 if __name__ == "__main__":
