@@ -23,6 +23,7 @@ from .running import Run
 from .settings import Settings
 from .stopping import StopRequest
 from .strategies import Devices
+from .watch import Watch
 
 # One call of the compiled function runs about this many seconds of steps, so that Python's share
 # is small and the progress line and Ctrl-C are still answered soon.
@@ -70,6 +71,7 @@ def train(
         step,
         run.sums.numpy(),
         place.is_chief,
+        Watch(settings, inputs, run.deployed, run_dir, step) if place.is_chief else None,
     )
     evaluate_every = settings.evaluate_every or max(1, round(epoch))
     steps_per_call, compiled, saved = 1, False, step
@@ -80,8 +82,10 @@ def train(
             *(every * (step // every + 1) for every in (evaluate_every, settings.checkpoint_every)),
         )
         log = settings.log_every * (step // settings.log_every + 1)
-        last_step = min(step + steps_per_call, log, exact)
+        profile = [boundary for boundary in settings.profile_steps if boundary > step]
+        last_step = min(step + steps_per_call, log, exact, *profile)
         ahead = 0 if run.stop.came else exact - last_step
+        report.before(step)
         start = time.perf_counter()
         with run.explained(inputs.train):
             results = run.engine.run(step, last_step - step, ahead)

@@ -14,7 +14,7 @@ LOOK_EVERY = 2.0
 # A process that does not answer this many times in a row is lost.
 LOOKS = 3
 # Seconds that this process has then to end by itself, when TensorFlow has seen it too.
-GRACE = 20.0
+GRACE = 10.0
 
 
 class Peers:

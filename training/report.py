@@ -1,9 +1,8 @@
-"""What a run tells while it trains: the progress line and metrics.csv."""
+"""What a run tells while it trains: the progress line, metrics.csv, and files for TensorBoard."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from . import run_directory
 from .engine import StepResults
 from .metrics import Evaluation, MetricsFile
 from .progress import Progress
+from .watch import Watch
 
 
 class Report:
@@ -27,6 +27,7 @@ class Report:
         first_step: the step that the run goes on from.
         sums: of before: loss, accuracy, and over how many steps.
         speaks: whether this process is the one that shows and writes.
+        watch: writes for TensorBoard, in that process.
     """
 
     def __init__(
@@ -38,8 +39,11 @@ class Report:
         first_step: int,
         sums: np.ndarray,
         speaks: bool,
+        watch: Watch | None = None,
     ) -> None:
         self.sums = sums
+        self._watch = watch
+        self._norms: list[np.ndarray] = []
         self._batch_size = batch_size
         self._epoch = epoch
         self._images, self._seconds, self._speed, self._rate = 0, 0.0, 0.0, 0.0
@@ -49,6 +53,11 @@ class Report:
             if speaks
             else None
         )
+
+    def before(self, step: int) -> None:
+        """Called before the steps behind `step` are done."""
+        if self._watch:
+            self._watch.before(step)
 
     def steps(self, step: int, results: StepResults, seconds: float, compiled: bool) -> None:
         """Takes in the steps up to `step`; `compiled`: their time is that of steps alone."""
@@ -63,14 +72,17 @@ class Report:
         if compiled:
             self._images += count * self._batch_size
             self._seconds += seconds
+        if self._watch:
+            self._norms.append(results.gradient_norms)
+            self._watch.after(step)
         if self._progress:
             self._progress.update(
                 step, results.losses.mean(), results.accuracies.mean(), self._rate, self._speed
             )
 
-    def row(self, step: int, evaluation: Evaluation | None) -> Mapping[str, float | int]:
+    def row(self, step: int, evaluation: Evaluation | None) -> None:
         """Writes the row of `step`, and begins the next one."""
-        row = {
+        row: dict[str, float | int] = {
             "step": step,
             "epoch": step / self._epoch,
             "loss": self.sums[0] / self.sums[2],
@@ -88,15 +100,23 @@ class Report:
             self._progress.note(f"step {step}: held-out accuracy {evaluation.accuracy:.4f}")
         if self._metrics:
             self._metrics.write(row)
+        if self._watch:
+            self._watch.row(
+                step, {**row, "gradient_norm": float(np.concatenate(self._norms).mean())}
+            )
+            self._norms = []
         self.sums, self._images, self._seconds = np.zeros(3), 0, 0.0
-        return row
 
     def sync(self) -> None:
         """Makes sure that all rows are on the disk."""
         if self._metrics:
             self._metrics.sync()
+        if self._watch:
+            self._watch.sync()
 
     def close(self) -> None:
         """Ends the file."""
         if self._metrics:
             self._metrics.close()
+        if self._watch:
+            self._watch.close()

@@ -104,6 +104,20 @@ def check_run_dir(run_dir: str, settings: Settings, overwrite: bool) -> None:
         )
 
 
+def is_finished(run_dir: str, settings: Settings) -> bool:
+    """Whether the run in `run_dir` has done all steps of `settings`.
+
+    A run that was finished and then told to do more steps keeps its network until it has another;
+    but its configuration is the newer of the two then.
+    """
+    model, config = (os.path.join(run_dir, name) for name in (MODEL, CONFIG))
+    return (
+        os.path.exists(model)
+        and read_config(run_dir)["flags"].get("steps") == settings.steps
+        and os.stat(model).st_mtime_ns >= os.stat(config).st_mtime_ns
+    )
+
+
 def make(run_dir: str) -> None:
     """Makes the folder of a run, and those it lies in."""
     with writing(run_dir):

@@ -15,7 +15,7 @@ import tensorflow as tf
 from bnzoo.layers import BatchNormalization
 
 from . import data, rendezvous, run_directory, task_server
-from .cluster import Task, find_task
+from .cluster import CHIEF, WORKER, Task, find_task
 from .command_line import BadFlags, RunFailed, RunStopped
 from .data import Inputs, Share
 from .failures import reason
@@ -24,6 +24,8 @@ from .placement import MIRRORED, MULTI_WORKER, ONE_DEVICE, Placement
 from .settings import Settings
 
 PROGRAM = "bnzoo-train"
+# Seconds that a process may not give a sign of life to TensorFlow.
+HEARTBEAT_SECONDS = 600
 # What operations that several processes do together raise when one of them is gone.
 _OF_THE_CLUSTER = (
     tf.errors.UnavailableError,
@@ -209,9 +211,36 @@ def _mirrored(count: int | None) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy(names, tf.distribute.ReductionToOneDevice())
 
 
+def _bear_pauses(task: Task) -> None:
+    """Lets processes that are paused for a while, as when a machine is moved, go on training.
+
+    tf.distribute gives up a process whose heart has not beaten for some 10 seconds. Those that are
+    gone are seen sooner by `Peers`. There is no public way to say so.
+    """
+    from tensorflow.core.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=_leader(task),
+        heartbeat_timeout_in_ms=HEARTBEAT_SECONDS * 1000,
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(task.jobs[job]))
+            for job in (CHIEF, WORKER)
+            if job in task.jobs
+        ],
+    )
+
+
+def _leader(task: Task) -> str:
+    """TensorFlow's name of the process that leads: the chief or, without one, worker 0."""
+    return f"/job:{CHIEF if CHIEF in task.jobs else WORKER}/replica:0/task:0"
+
+
 def _multi_worker(settings: Settings, placement: Placement) -> Devices:
     task = find_task(placement)
     rendezvous.meet(task, facts(settings, placement), placement.cluster_timeout)
+    _bear_pauses(task)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         task_server.cluster_spec(task),
         task_type=task.job,

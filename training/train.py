@@ -63,9 +63,10 @@ def train(
     from . import data, loop, strategies, task_server
     from .cluster import find_task
     from .networks import build_model
+    from .percentiles import choose
     from .stopping import StopRequest
 
-    if os.path.exists(os.path.join(run_dir, run_directory.MODEL)) and not overwrite:
+    if not overwrite and run_directory.is_finished(run_dir, settings):
         print(f"{run_dir} is finished: --overwrite trains it anew")
         return
     if placement and placement.strategy == PARAMETER_SERVER:
@@ -79,6 +80,7 @@ def train(
         inputs = data.open_inputs(settings)
         devices.check_same_data(inputs)
         model = build_model(settings, inputs, devices)
+        choose(model, settings.bn_percentiles)  # A mistake in it is told before a run is made.
         if devices.is_chief:
             if overwrite and os.path.isdir(run_dir):
                 run_directory.clear(run_dir)

@@ -47,13 +47,14 @@ class Program:
         self, log: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
         self.log = log
+        self.environment = environment or {}
         with open(log, "w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=REPOSITORY,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})},
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **self.environment},
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from bnzoo.layers import BatchNormalization
 from training.checkpoints import KEPT, Checkpoints
+from training.command_line import RunFailed
 
 
 def state(folder: Path) -> tuple[Checkpoints, list[tf.Variable]]:
@@ -68,3 +70,69 @@ def test_a_value_that_is_not_finite_is_found(index: int, tmp_path: Path) -> None
     bad.flat[-1] = np.nan
     variables[index].assign(bad)
     assert not checkpoints.all_finite()
+
+
+def saved(folder: Path, *steps: int) -> None:
+    checkpoints, variables = state(folder)
+    for step in steps:
+        for number, variable in enumerate(variables[:-2]):
+            variable.assign(tf.cast(tf.fill(variable.shape, step + number), variable.dtype))
+        variables[-2].assign(step)
+        checkpoints.save()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def change_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, change_a_byte, Path.unlink])
+@pytest.mark.parametrize("part", ["index", "data-00000-of-00001"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    damage: Callable[[Path], None],
+    part: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    saved(tmp_path, 10, 20, 30)
+    damage(tmp_path / f"ckpt-30.{part}")
+    checkpoints, variables = state(tmp_path)
+    assert checkpoints.restore() == 20
+    assert checkpoints.newest == "ckpt-20"
+    for number, variable in enumerate(variables[:-2]):
+        assert (variable.numpy() == np.asarray(20 + number, variable.dtype.as_numpy_dtype)).all()
+    lines = capsys.readouterr().out.splitlines()
+    if damage is Path.unlink and part == "index":
+        assert lines == []  # Without its index it is none, as where a process was killed in saving.
+    else:
+        assert len(lines) == 1
+        assert lines[0].startswith(f"the checkpoint {tmp_path}/ckpt-30 is damaged: ")
+    # The run goes on, and what it saves is the newest.
+    variables[-2].assign(30)
+    checkpoints.save()
+    assert state(tmp_path)[0].restore() == 30
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def test_a_damaged_list_of_checkpoints_hides_none(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    saved(tmp_path, 10, 200)
+    damage(tmp_path / "checkpoint")
+    assert state(tmp_path)[0].restore() == 200
+
+
+def test_checkpoints_of_another_network_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path, 10)
+    variable = tf.Variable(0, dtype=tf.int64)
+    optimizer = keras.optimizers.SGD()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer.build(model.trainable_variables)
+    other = Checkpoints(str(tmp_path), model, optimizer, variable, tf.Variable(np.zeros(3)))
+    with pytest.raises(RunFailed, match=r"ckpt-10 cannot be restored: .*--overwrite begins the"):
+        other.restore()
