@@ -31,10 +31,18 @@ class Engine(Protocol):
     is a function of the seed and the number of the step.
     """
 
-    def run(self, first_step: int, count: int) -> StepResults:
+    settled: bool
+    """Whether the variables are those of the last step that `run` has returned."""
+
+    def run(self, first_step: int, count: int, ahead: int = 0) -> StepResults:
         """Does the steps behind `first_step`, `count` of them, and waits for them.
 
-        `first_step` is where the last call ended or, in the first call, where the run goes on.
+        Args:
+            first_step: where the last call ended or, in the first call, where the run goes on.
+            count: how many.
+            ahead: how many steps behind these may be under way at the end, for an engine that can
+                have any. With 0 none is: what was under way before is waited for and returned
+                too, even where it is more than `count`, and the engine is settled.
 
         Raises:
             tf.errors.OpError: something in it failed; the loop turns it into one line.

@@ -23,7 +23,7 @@ from .command_line import RunFailed
 from .engine import StepResults
 from .failures import reason
 from .steps import TrainStep
-from .task_server import Lookout, job_of
+from .task_server import Lookout
 
 # Steps that are scheduled for each worker and not done. TensorFlow's coordinator has each worker do
 # one at a time; with the others at hand it never waits for the chief.
@@ -68,6 +68,7 @@ class ParameterServers:
         # What it logs of a lost worker are many lines; ours is one.
         tf.get_logger().addFilter(_not_of_the_coordinator)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._task = task
         self._addresses = task_server.servants(task)
         self.workers = len(task.jobs[WORKER])
         # Their learning rate follows the one, checkpoints the other.
@@ -127,12 +128,10 @@ class ParameterServers:
     def run(self, first_step: int, count: int, ahead: int = 0) -> StepResults:
         """Does the steps behind `first_step`, `count` of them, and waits for them.
 
+        With steps ahead no worker waits for the slowest at the end of a call.
+
         Args:
-            first_step: where the last call ended or, in the first call, where the run goes on.
-            count: how many.
-            ahead: up to how many steps behind these may be under way at the end, so that no worker
-                waits for the slowest. With 0 none is, and the variables are those of step
-                `first_step + count`.
+            first_step, count, ahead: see `Engine`.
 
         Raises:
             tf.errors.OpError: something in a step failed.
@@ -142,7 +141,7 @@ class ParameterServers:
             self._start(first_step)
         end = first_step + count
         rows = []
-        while len(rows) < count:
+        while len(rows) < count or (self.under_way and not ahead):
             while (
                 self._position < end + ahead and len(self.under_way) < SCHEDULED_EACH * self.workers
             ):
@@ -150,9 +149,14 @@ class ParameterServers:
                 self._position += 1
                 self.scheduled += 1
             rows.append(self._oldest())
-        if not self.under_way:
+        if self.settled:
             self._settle()
         return StepResults(*np.stack(rows, axis=1))
+
+    @property
+    def settled(self) -> bool:
+        """Whether no step is under way."""
+        return not self.under_way
 
     def results(
         self, function: Callable[..., tf.Tensor], arguments: Iterable[tuple[Any, ...]]
@@ -203,7 +207,7 @@ class ParameterServers:
     def _check_cluster(self) -> None:
         for name, seconds in self._lookout.silent(PS).items():
             if seconds > SERVER_PATIENCE:
-                raise self._lost(name)
+                raise self._retry(task_server.server_lost_line(name, self._addresses[name]))
         workers = self._lookout.silent(WORKER)
         if len(workers) == self.workers and min(workers.values()) > self._patience:
             listed = ", ".join(f"{name} at {self._addresses[name]}" for name in workers)
@@ -211,18 +215,11 @@ class ParameterServers:
 
     def _explained(self, error: Exception) -> Exception:
         """What to raise for an error of a step: the loss of a server is told by its name."""
-        for name, address in self._addresses.items():
-            if job_of(name) == PS and not task_server.answers(address):
-                return self._lost(name)
+        if line := task_server.server_lost(self._task, error):
+            return self._retry(line)
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             return self._retry(f"the cluster failed: {reason(error)}")
         return error
-
-    def _lost(self, name: str) -> Exception:
-        return self._retry(
-            f"{name} at {self._addresses[name]} is lost, with the variables that it held: start it "
-            "and the chief again, and training goes on from the last checkpoint"
-        )
 
     def _settle(self) -> None:
         """No step is under way: counts what ran again, and sets the counts right."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -28,6 +29,9 @@ LOOK_FOR = 2.0
 
 _FACTS = "ram://bnzoo/facts.json"
 _DISMISSED = "ram://bnzoo/dismissed"
+
+# In what TensorFlow says of an error that has come from a parameter server.
+_OF_A_SERVER = re.compile(r"remote target /job:ps/replica:0/task:(\d+)")
 
 Facts = Mapping[str, Mapping[str, Any]]
 
@@ -186,6 +190,26 @@ def _wait_for(addresses: Mapping[str, str], timeout: float) -> None:
                 "with --cluster_timeout"
             )
         time.sleep(0.2)
+
+
+def server_lost(task: Task, error: Exception) -> str | None:
+    """(On the chief.) The line about the parameter server whose loss `error` comes of, if it does.
+
+    What a server held is lost with it, also where it was started again at once.
+    """
+    addresses = servants(task)
+    told = _OF_A_SERVER.search(f"{error} {error.__cause__}")
+    lost = [f"{PS} {told[1]}"] if told else []
+    lost += [name for name, at in addresses.items() if job_of(name) == PS and not answers(at)]
+    return server_lost_line(lost[0], addresses[lost[0]]) if lost else None
+
+
+def server_lost_line(name: str, address: str) -> str:
+    """What is said of a parameter server that is lost, and is to be done."""
+    return (
+        f"{name} at {address} is lost, with the variables that it held: start it and the chief "
+        "again, and training goes on from the last checkpoint"
+    )
 
 
 def dismiss(addresses: Mapping[str, str]) -> None:
