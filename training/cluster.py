@@ -161,7 +161,7 @@ def _slurm(placement: Placement, environment: Mapping[str, str]) -> Task:
     """By SlurmClusterResolver; under parameter_server its first task leads, then come the ps."""
     if "SLURM_PROCID" not in environment:
         raise BadFlags("--cluster=slurm needs SLURM_PROCID: start the processes by srun")
-    from tensorflow.distribute.cluster_resolver import SlurmClusterResolver
+    import tensorflow as tf
 
     jobs = None
     if placement.strategy == PARAMETER_SERVER:
@@ -173,7 +173,7 @@ def _slurm(placement: Placement, environment: Mapping[str, str]) -> Task:
             )
         jobs = {CHIEF: 1, PS: ps, WORKER: total - ps - 1}
     try:
-        resolver = SlurmClusterResolver(
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             jobs=jobs, port_base=placement.cluster_port or _SLURM_PORT, auto_set_gpu=True
         )
         found = resolver.cluster_spec().as_dict()
@@ -192,7 +192,7 @@ def _slurm_tasks(environment: Mapping[str, str]) -> int:
 
 def _kubernetes(placement: Placement, environment: Mapping[str, str]) -> Task:
     """By KubernetesClusterResolver, which lists pods; this one is known by its address."""
-    from tensorflow.distribute.cluster_resolver import KubernetesClusterResolver
+    import tensorflow as tf
 
     selectors: dict[str, list[str]] = {}
     for label in placement.pod_labels:
@@ -204,7 +204,9 @@ def _kubernetes(placement: Placement, environment: Mapping[str, str]) -> Task:
         raise BadFlags("--cluster=kubernetes needs --pod_labels, such as worker:app=bnzoo")
     port = placement.cluster_port or _KUBERNETES_PORT
     try:
-        resolver = KubernetesClusterResolver(selectors, tf_server_port=port)
+        resolver = tf.distribute.cluster_resolver.KubernetesClusterResolver(
+            selectors, tf_server_port=port
+        )
         found = resolver.cluster_spec().as_dict()
     except ImportError as error:
         raise BadFlags("--cluster=kubernetes needs pip install 'bnzoo[kubernetes]'") from error

@@ -217,7 +217,7 @@ def _bear_pauses(task: Task) -> None:
     tf.distribute gives up a process whose heart has not beaten for some 10 seconds. Those that are
     gone are seen sooner by `Peers`. There is no public way to say so.
     """
-    from tensorflow.core.protobuf import coordination_config_pb2
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context
 
     context.context().configure_coordination_service(
