@@ -139,6 +139,7 @@ class Run:
     def stop_if_told(self, saved: int) -> None:
         """RunStopped if any process was told to stop; the state of step `saved` is kept."""
         if self.devices.total(self.stop.came)[0]:
+            self.devices.part()
             raise RunStopped(
                 f"stopped by SIGTERM; step {saved} is saved, and the same command goes on from it"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -139,6 +140,8 @@ class Devices:
         """The last thing that the processes do together: from here on each may end."""
         self.total(0.0)
         if self.peers:
+            # Another may still be fetching from this process what the sum is made of.
+            time.sleep(1.0)
             self.peers.stop()
 
     @tf.function(reduce_retracing=True)

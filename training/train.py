@@ -23,7 +23,14 @@ Trains a network; the same command again continues where it was stopped. For exa
 
 def run() -> None:
     """The command bnzoo-train."""
-    sys.exit(main())
+    code = main()
+    if code:
+        # Of processes that train together, the end of TensorFlow would wait for the others, which
+        # may be waiting for this one.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
