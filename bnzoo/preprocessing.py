@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -231,6 +231,30 @@ class Preprocessing:
         if self.channel_order == "bgr":
             images = tf.reverse(images, axis=[-1])
         return (images - tf.constant(self.mean, tf.float32)) / tf.constant(self.scale, tf.float32)
+
+    def interpolate(self, images: tf.Tensor, size: Sequence[int] | tf.Tensor) -> tf.Tensor:
+        """Resizes to `size`, height and width in pixels, by `interpolation`.
+
+        Args:
+            images: as for a call.
+            size: two integers.
+
+        Returns:
+            `float32`, in 0..255 where the interpolation does not overshoot.
+        """
+        return _INTERPOLATIONS[self.interpolation](tf.cast(images, tf.float32), size)
+
+    def cover(self, images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
+        """Resizes to the smallest size that covers `size`, the aspect ratio kept.
+
+        Args:
+            images: as for a call.
+            size: height and width in pixels; for a square it is what the shorter side becomes.
+
+        Returns:
+            As of `interpolate`.
+        """
+        return self.interpolate(images, _covering_size(tf.shape(images)[-3:-1], list(size)))
 
     def to_json(self) -> str:
         """The settings as a JSON object, with the version of its format."""

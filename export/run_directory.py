@@ -48,17 +48,33 @@ def read_run(folder: Path) -> Run:
     for name in ("model.keras", "preprocessing.json", "labels.txt"):
         if not (folder / name).is_file():
             raise ExportFailed(f"no {name} in {folder}: give the folder of a finished bnzoo-train")
+    network = read_network(folder / "model.keras", folder)
     try:
-        network = keras.models.load_model(folder / "model.keras", compile=False)
         preprocessing = Preprocessing.from_json((folder / "preprocessing.json").read_text())
         labels = tuple((folder / "labels.txt").read_text(encoding="utf-8").splitlines())
         if not isinstance(network, keras.Sequential) and isinstance(network.output, dict):
             network = without_auxiliary(network)
-    except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, TypeError, KeyError, OSError) as error:
         raise ExportFailed(f"cannot read {folder}: {_first_line(error)}") from error
     _check_fit(network, preprocessing, labels)
     assets = tuple(folder / name for name in ASSETS if (folder / name).is_file())
     return Run(network, preprocessing, labels, assets)
+
+
+def read_network(file: Path, told: Path | None = None) -> keras.Model:
+    """A network that Keras saved, not compiled.
+
+    Args:
+        file: what `model.save` wrote.
+        told: what messages say cannot be read. Default: `file`.
+
+    Raises:
+        ExportFailed: it is none.
+    """
+    try:
+        return keras.models.load_model(file, compile=False)
+    except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile) as error:
+        raise ExportFailed(f"cannot read {told or file}: {_first_line(error)}") from error
 
 
 def _check_fit(network: keras.Model, preprocessing: Preprocessing, labels: tuple[str, ...]) -> None:

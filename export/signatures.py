@@ -1,7 +1,7 @@
 """The functions that a served network offers, and their SavedModel.
 
 All of them give the same outputs, each with the batch as its first dimension and of a type that
-TensorFlow Serving can write as JSON:
+TensorFlow Serving can write as JSON. Those of a classifier:
 
 - `probabilities`, float32 [N, classes];
 - `scores`, float32 [N, k], and `classes`, string [N, k]: the k most probable classes, best first.
@@ -17,13 +17,29 @@ import tensorflow as tf
 
 from bnzoo.preprocessing import Preprocessing
 
-TOP_K = 5
+from .chunks import in_chunks, step_size
+from .crops import crop_views
+from .errors import ExportFailed
+from .forms import VARIABLES, build_form, input_specs
+from .served import PROBABILITIES, served_network
+from .settings import TOP_K
+
+# JPEG, PNG, GIF and WebP, told by their first three bytes.
+_IMAGES = (b"\xff\xd8\xff", b"\x89PN", b"GIF", b"RIF")
 
 Outputs = dict[str, tf.Tensor]
 
 
 def build_signatures(
-    network: keras.Model, preprocessing: Preprocessing, labels: Sequence[str]
+    network: keras.Model,
+    preprocessing: Preprocessing | None = None,
+    labels: Sequence[str] | None = None,
+    *,
+    form: str = VARIABLES,
+    precision: str = "float32",
+    top_k: int = TOP_K,
+    crops: int = 1,
+    step: int | None = None,
 ) -> dict[str, tf.types.experimental.ConcreteFunction]:
     """The signatures of `network`, traced.
 
@@ -33,49 +49,137 @@ def build_signatures(
     - `serving_bytes`: `image_bytes`, string [N], each one JPEG or PNG file, of any size.
 
     Args:
-        network: one input [N, height, width, channels], one output [N, classes] of probabilities.
+        network: from images [N, height, width, channels] to probabilities [N, classes], or to a
+            dict of outputs by their names: see `served.served_network`. Without preprocessing
+            its inputs may be any.
         preprocessing: what the second and the third do to an image before the network sees it.
-        labels: the name of each class.
-    """
-    names = tf.constant(list(labels))
+            Without it there is the first only.
+        labels: the name of each class. Without them `classes` are the numbers of the classes, as
+            text.
+        form, precision: see `forms.build_form`.
+        top_k: how many `classes` and `scores` there are, if there are as many classes.
+        crops: of an image, in the second and the third: see `crops`. Outputs are averaged.
+        step: images that run at a time. Default: `chunks.step_size`.
 
-    def classify(images: tf.Tensor) -> Outputs:
-        probabilities = tf.cast(network(images, training=False), tf.float32)
-        scores, best = tf.math.top_k(probabilities, k=min(TOP_K, len(labels)))
+    Raises:
+        ExportFailed: an output has not the batch as its first dimension.
+    """
+    if not isinstance(network, keras.Sequential) and isinstance(network.output, dict):
+        served = network
+    else:
+        served = served_network(network)
+    core = build_form(served, form, precision)
+    for name, spec in core.structured_outputs.items():
+        if spec.shape.rank is None or spec.shape.rank == 0 or spec.shape[0] is not None:
+            raise ExportFailed(
+                f"output {name!r} has shape {spec.shape}: a server needs the batch, of any size, "
+                "as the first dimension"
+            )
+    step = step or step_size(served)
+    classify = _classifier_outputs(core, labels, top_k)
+
+    def default(**inputs: tf.Tensor) -> Outputs:
+        return classify(in_chunks(core, inputs, step))
+
+    signatures: dict[str, tuple[Callable[..., Outputs], dict[str, tf.TensorSpec]]] = {
+        "serving_default": (default, input_specs(served))
+    }
+    if preprocessing is not None:
+        signatures |= _of_images(core, preprocessing, crops, step, classify)
+    return {
+        name: tf.function(function, autograph=False).get_concrete_function(**specs)
+        for name, (function, specs) in signatures.items()
+    }
+
+
+def _of_images(
+    core: tf.types.experimental.ConcreteFunction,
+    preprocessing: Preprocessing,
+    crops: int,
+    step: int,
+    classify: Callable[[Outputs], Outputs],
+) -> dict[str, tuple[Callable[..., Outputs], dict[str, tf.TensorSpec]]]:
+    channels = preprocessing.channels
+    decoded = tf.TensorSpec((None, None, None, channels), tf.uint8, "images")
+    encoded = tf.TensorSpec((None,), tf.string, "image_bytes")
+    position = tf.TensorSpec((None,), tf.int32, "position")
+    prepared = tf.TensorSpec(
+        ((crops,) if crops > 1 else ()) + (*preprocessing.image_size, channels), tf.float32
+    )
+
+    def prepare(image: tf.Tensor) -> tf.Tensor:
+        if crops == 1:
+            return preprocessing(image)
+        return crop_views(image, preprocessing, crops)
+
+    def run(images: tf.Tensor) -> Outputs:
+        if crops == 1:
+            return core(images=images)
+        outputs = core(images=tf.reshape(images, (-1, *prepared.shape[1:])))
         return {
-            "probabilities": probabilities,
-            "scores": scores,
-            "classes": tf.gather(names, best),
+            name: tf.reduce_mean(tf.reshape(x, (-1, crops, *x.shape[1:])), axis=1)
+            for name, x in outputs.items()
         }
 
-    def classify_decoded(images: tf.Tensor) -> Outputs:
-        return classify(preprocessing(images))
+    def some_decoded(images: tf.Tensor) -> Outputs:
+        if crops == 1:
+            return run(preprocessing(images))
+        return run(tf.map_fn(prepare, images, fn_output_signature=prepared))
 
-    def classify_encoded(image_bytes: tf.Tensor) -> Outputs:
-        shape = (*preprocessing.image_size, preprocessing.channels)
-        images = tf.map_fn(
-            lambda contents: preprocessing(preprocessing.decode(contents)),
-            image_bytes,
-            fn_output_signature=tf.TensorSpec(shape, tf.float32),
+    def some_encoded(image_bytes: tf.Tensor, position: tf.Tensor) -> Outputs:
+        magic = tf.strings.substr(image_bytes, 0, 3)
+        known = tf.reduce_any(magic[:, tf.newaxis] == tf.constant(_IMAGES), axis=1)
+        check = tf.debugging.Assert(
+            tf.reduce_all(known),
+            [
+                "image_bytes is no JPEG, PNG, GIF or WebP image at position",
+                tf.boolean_mask(position, tf.logical_not(known)),
+            ],
         )
-        return classify(images)
+        with tf.control_dependencies([check]):
+            image_bytes = tf.identity(image_bytes)
+        return run(
+            tf.map_fn(
+                lambda contents: prepare(preprocessing.decode(contents)),
+                image_bytes,
+                fn_output_signature=prepared,
+            )
+        )
 
-    channels = preprocessing.channels
-    signatures: Mapping[str, tuple[Callable[[tf.Tensor], Outputs], tf.TensorSpec]] = {
-        "serving_default": (
-            classify,
-            tf.TensorSpec((None, *network.input_shape[1:]), tf.float32, "images"),
-        ),
-        "serving_uint8": (
-            classify_decoded,
-            tf.TensorSpec((None, None, None, channels), tf.uint8, "images"),
-        ),
-        "serving_bytes": (classify_encoded, tf.TensorSpec((None,), tf.string, "image_bytes")),
-    }
+    step = max(1, step // crops)
+    decoded_step = tf.function(some_decoded, autograph=False).get_concrete_function(images=decoded)
+    encoded_step = tf.function(some_encoded, autograph=False).get_concrete_function(
+        image_bytes=encoded, position=position
+    )
+
+    def all_decoded(images: tf.Tensor) -> Outputs:
+        return classify(in_chunks(decoded_step, {"images": images}, step))
+
+    def all_encoded(image_bytes: tf.Tensor) -> Outputs:
+        position = tf.range(tf.shape(image_bytes)[0])
+        inputs = {"image_bytes": image_bytes, "position": position}
+        return classify(in_chunks(encoded_step, inputs, step))
+
     return {
-        name: tf.function(function, input_signature=[spec]).get_concrete_function()
-        for name, (function, spec) in signatures.items()
+        "serving_uint8": (all_decoded, {"images": decoded}),
+        "serving_bytes": (all_encoded, {"image_bytes": encoded}),
     }
+
+
+def _classifier_outputs(
+    core: tf.types.experimental.ConcreteFunction, labels: Sequence[str] | None, top_k: int
+) -> Callable[[Outputs], Outputs]:
+    """Adds `scores` and `classes` to the outputs of a network that gives `probabilities`."""
+    if PROBABILITIES not in core.structured_outputs:
+        return lambda outputs: outputs
+    count = core.structured_outputs[PROBABILITIES].shape[-1]
+    names = tf.constant(list(labels or map(str, range(count))))
+
+    def classify(outputs: Outputs) -> Outputs:
+        scores, best = tf.math.top_k(outputs[PROBABILITIES], k=min(top_k, count))
+        return {**outputs, "scores": scores, "classes": tf.gather(names, best)}
+
+    return classify
 
 
 def save_signatures(
@@ -89,11 +193,19 @@ def save_signatures(
     seeds, none of Keras' own bookkeeping, which stores every variable a second time.
     """
     root = tf.Module()
-    read = {
-        id(variable): variable
-        for function in signatures.values()
-        for variable in function.graph.variables
-    }
-    root.parameters_read = list(read.values())
+    root.parameters_read = _variables_read(signatures.values())
     root.assets = [tf.saved_model.Asset(str(path)) for path in assets]
     tf.saved_model.save(root, str(folder), signatures=dict(signatures))
+
+
+def _variables_read(
+    functions: Iterable[tf.types.experimental.ConcreteFunction],
+) -> list[tf.Variable]:
+    """Each variable once, in the order of their first use, which is always the same one."""
+    read = {}
+    for function in functions:
+        by_handle = {id(variable.handle): variable for variable in function.graph.variables}
+        for captured in function.captured_inputs:
+            if id(captured) in by_handle:
+                read[id(captured)] = by_handle[id(captured)]
+    return list(read.values())

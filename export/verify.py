@@ -1,9 +1,9 @@
-"""Whether a SavedModel computes what the trained network computes."""
+"""Whether an export computes what the trained network computes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -12,77 +12,178 @@ import tensorflow as tf
 
 from bnzoo.preprocessing import Preprocessing
 
+from .crops import crop_views
 from .errors import ExportFailed
+from .forms import input_specs
+from .served import PROBABILITIES, served_network
 
-# What folding may change by rounding alone, as `Comparison.largest`, by the type that the network
-# computes in: about ten of its rounding units, as the errors of many layers add up; for float32 a
-# thousand, which is still below anything that matters.
-ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}
+# What folding and a form may change by rounding alone, as `Comparison.largest`, by the type that
+# the network computes in: about ten of its rounding units, as the errors of many layers add up;
+# for float32 a thousand, which is still below anything that matters. Of int8, LiteRT's weights of
+# 8 bits, it is what seldom changes a class.
+ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2, "int8": 0.2}
+# Images of noise, where a network has no examples, and the extent of inputs of any size.
+_NOISE = 8
+_ANY_EXTENT = 128
+
+Arrays = dict[str, np.ndarray]
 
 
-def allowed_difference(network: keras.Model) -> float:
-    """The `ROUNDING` of the least precise layer."""
-    return max(ROUNDING.get(layer.compute_dtype, 0.0) for layer in network.layers)
+def allowed_difference(network: keras.Model, precision: str = "float32") -> float:
+    """The `ROUNDING` of the least precise layer, or of `precision` if that is less so."""
+    types = {layer.compute_dtype for layer in network.layers} | {precision}
+    return max(ROUNDING.get(kind, 0.0) for kind in types)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """How far the served probabilities are from those of the trained network.
+    """How far served outputs are from those of the trained network.
 
     Attributes:
-        examples: how many images were compared, each through every signature.
+        examples: how many images were compared.
         largest: largest difference of a probability, as a fraction of the largest probability
             that the trained network gives for that image. A fraction, since with 1000 classes
-            and little training all probabilities are near 0.001, and so are all differences.
+            and little training all probabilities are near 0.001, and so are all differences. Of
+            several outputs, that of the worst.
         agreement: fraction of the images with the same most probable class.
+        mean: mean difference, as a fraction as well; of several outputs, that of the worst.
     """
 
     examples: int
     largest: float
     agreement: float
+    mean: float = 0.0
+
+    def __str__(self) -> str:
+        return f"largest {self.largest:.1e}, mean {self.mean:.1e}, same class {self.agreement:.1%}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Images to compare on, in the form of each signature.
+
+    Attributes:
+        inputs: what the network takes, by `forms.input_specs`.
+        decoded: uint8 images, which may differ in size; empty without preprocessing.
+        encoded: files of the same images.
+        preprocessing: what made `inputs` of them.
+        origin: where they are from, in words.
+    """
+
+    inputs: Mapping[str, tf.Tensor]
+    decoded: Sequence[tf.Tensor] = ()
+    encoded: Sequence[bytes] = ()
+    preprocessing: Preprocessing | None = None
+    origin: str = "images of noise"
+
+    def __len__(self) -> int:
+        return int(next(iter(self.inputs.values())).shape[0])
+
+    @classmethod
+    def of_images(
+        cls, encoded: Sequence[bytes], preprocessing: Preprocessing, origin: str = ""
+    ) -> Examples:
+        """Examples of encoded images.
+
+        Raises:
+            ExportFailed: one is no image.
+        """
+        try:
+            decoded = [preprocessing.decode(contents) for contents in encoded]
+        except tf.errors.InvalidArgumentError as error:
+            raise ExportFailed(
+                f"an example is no image: {error.message.splitlines()[0]}"
+            ) from error
+        inputs = {"images": tf.stack([preprocessing(image) for image in decoded])}
+        return cls(inputs, decoded, tuple(encoded), preprocessing, origin)
+
+    @classmethod
+    def of_noise(cls, network: keras.Model) -> Examples:
+        """Seeded noise for a network whose preprocessing is not known: half in 0..255, half
+        normal, since either may be what it takes."""
+        random = np.random.default_rng(0)
+        inputs = {}
+        for name, spec in input_specs(network).items():
+            shape = (_NOISE // 2, *(extent or _ANY_EXTENT for extent in spec.shape[1:]))
+            pixels, normal = random.uniform(0, 255, shape), random.normal(size=shape)
+            values = np.concatenate([pixels, normal]) if spec.dtype.is_floating else pixels % 2
+            inputs[name] = tf.cast(values, spec.dtype)
+        return cls(inputs)
+
+
+def expected_outputs(
+    network: keras.Model, examples: Examples, crops: int = 1
+) -> tuple[Arrays, Arrays]:
+    """What the network gives for the examples: for its own inputs, and for the crops of images."""
+    alone = _run(network, examples.inputs)
+    if crops == 1 or not examples.decoded or examples.preprocessing is None:
+        return alone, alone
+    of_crops = [
+        _run(network, {"images": crop_views(image, examples.preprocessing, crops)})
+        for image in examples.decoded
+    ]
+    return alone, {
+        name: np.stack([found[name].mean(axis=0) for found in of_crops]) for name in alone
+    }
 
 
 def compare(
-    folder: Path, network: keras.Model, preprocessing: Preprocessing, examples: Sequence[bytes]
+    folder: Path, network: keras.Model, examples: Examples, crops: int = 1
 ) -> dict[str, Comparison]:
     """Loads the SavedModel in `folder` and runs `examples` through each of its signatures.
 
     Args:
         folder: a SavedModel that `signatures.save_signatures` wrote.
-        network: the network before anything was folded.
-        preprocessing: that of the network.
-        examples: encoded images, at least one.
+        network: the network before anything was folded, with the outputs that are served.
+        examples: at least one.
+        crops: how many crops of an image the signatures average over.
 
     Returns:
         The comparison of each signature, by its name.
-
-    Raises:
-        ExportFailed: an example is no image.
     """
     served = tf.saved_model.load(str(folder)).signatures
-    try:
-        decoded = [preprocessing.decode(contents) for contents in examples]
-    except tf.errors.InvalidArgumentError as error:
-        raise ExportFailed(f"an example is no image: {error.message.splitlines()[0]}") from error
-    inputs = tf.stack([preprocessing(image) for image in decoded])
-    expected = tf.cast(network(inputs, training=False), tf.float32).numpy()
-    answers = {
-        "serving_default": served["serving_default"](images=inputs)["probabilities"],
+    alone, of_crops = expected_outputs(network, examples, crops)
+    found = {"serving_default": compared(served["serving_default"](**examples.inputs), alone)}
+    if "serving_uint8" in served:
         # Decoded images may differ in size, so each is a batch of its own.
-        "serving_uint8": tf.concat(
-            [served["serving_uint8"](images=image[None])["probabilities"] for image in decoded], 0
-        ),
-        "serving_bytes": served["serving_bytes"](image_bytes=tf.constant(list(examples)))[
-            "probabilities"
-        ],
-    }
-    return {name: _compared(answer.numpy(), expected) for name, answer in answers.items()}
+        answers = [served["serving_uint8"](images=image[None]) for image in examples.decoded]
+        joined = {name: np.concatenate([one[name] for one in answers]) for name in of_crops}
+        found["serving_uint8"] = compared(joined, of_crops)
+    if "serving_bytes" in served:
+        answer = served["serving_bytes"](image_bytes=tf.constant(list(examples.encoded)))
+        found["serving_bytes"] = compared(answer, of_crops)
+    return found
 
 
-def _compared(answer: np.ndarray, expected: np.ndarray) -> Comparison:
-    scale = expected.max(axis=-1, keepdims=True)
+def compared(answer: Mapping[str, object], expected: Arrays) -> Comparison:
+    """The comparison of outputs with those of the trained network, by their names."""
+    largest, means = [], []
+    for name, wanted in expected.items():
+        if not np.issubdtype(wanted.dtype, np.floating):
+            continue
+        rows = wanted.reshape(len(wanted), -1).astype(np.float64)
+        given = np.asarray(answer[name], np.float64).reshape(rows.shape)
+        scale = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        difference = np.abs(given - rows) / scale
+        # A maximum of NaN is NaN, which no bound allows.
+        largest.append(difference.max())
+        means.append(difference.mean())
+    name = PROBABILITIES if PROBABILITIES in expected else next(iter(expected))
+    count = len(expected[name])
+    best = [np.asarray(x[name]).reshape(count, -1).argmax(1) for x in (answer, expected)]
     return Comparison(
-        examples=len(expected),
-        largest=float(np.max(np.abs(answer - expected) / scale)),
-        agreement=float(np.mean(answer.argmax(-1) == expected.argmax(-1))),
+        examples=count,
+        largest=float(np.max(largest, initial=0.0)),
+        agreement=float(np.mean(best[0] == best[1])),
+        mean=float(np.max(means, initial=0.0)),
     )
+
+
+def _run(network: keras.Model, inputs: Mapping[str, tf.Tensor]) -> Arrays:
+    network = served_network(network)
+    structure = keras.tree.pack_sequence_as(network.input, list(inputs.values()))
+    outputs = network(structure, training=False)
+    return {
+        name: tf.cast(x, tf.float32).numpy() if x.dtype.is_floating else x.numpy()
+        for name, x in outputs.items()
+    }

@@ -45,6 +45,7 @@ def test_exports_folded_and_says_what_it_did(
         "config.json",
         "labels.txt",
         "preprocessing.json",
+        "provenance.json",
     ]
     images = np.random.default_rng(3).normal(size=(4, 12, 10, 3)).astype(np.float32)
     served = tf.saved_model.load(str(out / "1")).signatures["serving_default"](images=images)
@@ -58,13 +59,13 @@ def test_exports_folded_and_says_what_it_did(
 
 def test_versions(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export(run_dir, tmp_path, "--version=4") == 0
-    assert export(run_dir, tmp_path) == 1
+    assert export(run_dir, tmp_path, "--version=4") == 1
     error = capsys.readouterr().err
     assert error == (
-        f"bnzoo-export: {tmp_path} holds version 4 already: ask for a new one with "
-        "--version=next or --version=5\n"
+        f"bnzoo-export: {tmp_path / '4'} exists already: ask for a new version with "
+        "--version=next, the default\n"
     )
-    assert export(run_dir, tmp_path, "--version=next") == 0
+    assert export(run_dir, tmp_path) == 0
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["4", "5"]
 
 
@@ -105,7 +106,8 @@ def test_a_wrong_fold_is_not_published(
     assert export(run_dir, tmp_path / "out") == 1
     error = capsys.readouterr().err
     assert error.startswith("bnzoo-export: serving_default differs from the unfolded network by ")
-    assert error.endswith(", more than --max_difference=0.0001: nothing was published\n")
+    assert ", more than --max_difference=0.0001; it starts at layer 'conv_0', which" in error
+    assert error.endswith(": nothing was published\n")
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -123,7 +125,6 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ((), "two folders are needed, RUN and OUT. Received: none"),
         (("run",), "two folders are needed, RUN and OUT. Received: run"),
-        (("a", "b", "c"), "two folders are needed, RUN and OUT. Received: a b c"),
         (
             ("a", "b", "--version=v1"),
             "--version must be next or a whole number. Received: --version=v1",
@@ -135,6 +136,27 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             ("a", "b", "--max_difference=nan"),
             "--max_difference must be a number of at least 0. Received: --max_difference=nan",
+        ),
+        (
+            ("--keras_model=m.keras", "a", "b"),
+            "with --keras_model one folder is needed, OUT. Received: a b",
+        ),
+        (
+            ("--keras_model=m.keras", "a", "--crops=10"),
+            "--examples and --crops need --preprocessing where there is no run",
+        ),
+        (
+            ("a", "b", "--labels=labels.txt"),
+            "--labels is for --keras_model: a run has its own",
+        ),
+        (("a", "b", "--top_k=0"), "--top_k must be at least 1. Received: --top_k=0"),
+        (
+            ("a", "b", "--litert=float32,int4"),
+            "--litert must be a list of float32, int8, each once. Received: --litert=float32,int4",
+        ),
+        (
+            ("a", "b", "--warmup=1,0"),
+            "--warmup must be a list of batch sizes. Received: --warmup=1,0",
         ),
         (("a", "b", "--versoin=1"), "Unknown command line flag 'versoin'. Did you mean: version ?"),
     ],
@@ -149,7 +171,7 @@ def test_bad_flags(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert export("--help") == 0
     text = capsys.readouterr().out
-    assert text.startswith("bnzoo-export [FLAGS] RUN OUT\n")
+    assert text.startswith("bnzoo-export [FLAGS] RUN [RUN ...] OUT\n")
     for flag in ("--version", "--examples", "--max_difference"):
         assert flag in text
 

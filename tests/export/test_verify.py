@@ -9,10 +9,11 @@ import pytest
 from bnzoo.surgery import fold_batch_norm
 from export.errors import ExportFailed
 from export.signatures import build_signatures, save_signatures
-from export.verify import allowed_difference, compare
+from export.verify import Examples, allowed_difference, compare
 from tests.export.runs import LABELS, PREPROCESSING, encoded_image, small_network
 
 EXAMPLES = [encoded_image(seed, 20 + seed) for seed in range(4)]
+IMAGES = Examples.of_images(EXAMPLES, PREPROCESSING)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def folder(network: keras.Model, tmp_path_factory: pytest.TempPathFactory) -> st
 
 
 def test_the_same_network_differs_by_rounding_at_most(network: keras.Model, folder: Path) -> None:
-    found = compare(folder, network, PREPROCESSING, EXAMPLES)
+    found = compare(folder, network, IMAGES)
     assert list(found) == ["serving_default", "serving_uint8", "serving_bytes"]
     for comparison in found.values():
         assert comparison.examples == 4
@@ -47,7 +48,7 @@ def test_differences_are_fractions_of_the_largest_probability(
     largest = np.max(np.abs(served - trained) / trained.max(axis=1, keepdims=True))
     agreement = np.mean(served.argmax(1) == trained.argmax(1))
     assert largest > 0.01
-    for comparison in compare(folder, other, PREPROCESSING, EXAMPLES).values():
+    for comparison in compare(folder, other, IMAGES).values():
         assert comparison.largest == pytest.approx(largest, rel=1e-4)
         assert comparison.agreement == agreement
 
@@ -55,15 +56,15 @@ def test_differences_are_fractions_of_the_largest_probability(
 def test_other_preprocessing_in_the_graph_is_found(network: keras.Model, tmp_path: Path) -> None:
     other = PREPROCESSING.__class__(**{**PREPROCESSING.__dict__, "channel_order": "bgr"})
     save_signatures(build_signatures(network, other, LABELS), [], tmp_path / "1")
-    found = compare(tmp_path / "1", network, PREPROCESSING, EXAMPLES)
+    found = compare(tmp_path / "1", network, IMAGES)
     assert found["serving_default"].largest <= 1e-6
     assert found["serving_uint8"].largest > 0.01
     assert found["serving_bytes"].largest > 0.01
 
 
-def test_an_example_that_is_no_image(network: keras.Model, folder: Path) -> None:
+def test_an_example_that_is_no_image() -> None:
     with pytest.raises(ExportFailed, match=r"^an example is no image: [^\n]+$"):
-        compare(folder, network, PREPROCESSING, [b"text"])
+        Examples.of_images([b"text"], PREPROCESSING)
 
 
 @pytest.mark.parametrize(
@@ -80,5 +81,5 @@ def test_folding_under_each_policy_differs_by_rounding(
     assert allowed_difference(network) == allowed
     folded = fold_batch_norm(network)
     save_signatures(build_signatures(folded, PREPROCESSING, LABELS), [], tmp_path / "1")
-    for comparison in compare(tmp_path / "1", network, PREPROCESSING, EXAMPLES).values():
+    for comparison in compare(tmp_path / "1", network, IMAGES).values():
         assert comparison.largest <= allowed / 2

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,18 +36,12 @@ def test_first_version_is_1(tmp_path: Path) -> None:
 def test_next_is_above_the_highest_and_other_names_do_not_count(tmp_path: Path) -> None:
     out = with_versions(tmp_path, "2", "10", "latest", ".11.writing-1")
     assert choose_version(out, "next") == 11
+    assert choose_version(out, None) == 11
     assert choose_version(out, "3") == 3
 
 
-def test_refuses_a_second_version_that_nobody_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(
-        ExportFailed, match=r"holds version 10 already: ask .* --version=next or --version=11$"
-    ):
-        choose_version(with_versions(tmp_path, "2", "10"), None)
-
-
 def test_refuses_a_version_that_is_there(tmp_path: Path) -> None:
-    with pytest.raises(ExportFailed, match=r"2 exists already: .* --version=next$"):
+    with pytest.raises(ExportFailed, match=r"2 exists already: .* --version=next, the default$"):
         choose_version(with_versions(tmp_path, "2"), "2")
 
 
@@ -55,10 +51,15 @@ def test_refuses_a_file(tmp_path: Path) -> None:
         choose_version(tmp_path / "file", None)
 
 
+def test_no_number_is_left(tmp_path: Path) -> None:
+    with pytest.raises(ExportFailed, match=r"9 leaves no number for a next version$"):
+        choose_version(with_versions(tmp_path, "9" * 18), None)
+
+
 def test_nothing_has_a_versions_name_before_all_is_written(tmp_path: Path) -> None:
     out = tmp_path / "models" / "digits"
-    with written_aside(out, 3) as aside:
-        (aside / "saved_model.pb").touch()
+    with written_aside(out, "3") as aside:
+        (aside.folder / "saved_model.pb").touch()
         assert [entry.name.isdecimal() for entry in out.iterdir()] == [False]
     assert [entry.name for entry in out.iterdir()] == ["3"]
     assert (out / "3" / "saved_model.pb").exists()
@@ -68,10 +69,51 @@ def test_nothing_has_a_versions_name_before_all_is_written(tmp_path: Path) -> No
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     def write_and_stop() -> None:
-        with written_aside(tmp_path, 3) as aside:
-            (aside / "saved_model.pb").touch()
+        with written_aside(tmp_path, None) as aside:
+            (aside.folder / "saved_model.pb").touch()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         write_and_stop()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_at_a_time_get_two_versions(tmp_path: Path) -> None:
+    with written_aside(tmp_path, None) as first:
+        with written_aside(tmp_path, None) as second:
+            (second.folder / "second").touch()
+            # Neither takes the other for a leftover.
+            assert first.folder.exists()
+        (first.folder / "first").touch()
+    assert (first.version, second.version) == (2, 1)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["1", "2", "first", "second"]
+
+
+def test_two_of_one_number_end_in_one_line(tmp_path: Path) -> None:
+    def write_what_is_there() -> None:
+        with written_aside(tmp_path, "3") as aside:
+            (aside.folder / "mine").touch()
+            with_versions(tmp_path, "3/theirs")
+
+    with pytest.raises(ExportFailed, match="3 exists already"):
+        write_what_is_there()
+    assert [path.name for path in (tmp_path / "3").iterdir()] == ["theirs"]
+
+
+def test_leftovers_of_killed_writers_go_and_nothing_else(tmp_path: Path) -> None:
+    killed = (
+        "import os, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path\n"
+        "from export.versions import written_aside\n"
+        "with written_aside(Path(sys.argv[1]), None) as aside:\n"
+        "    (aside.folder / 'half').touch(); os.kill(os.getpid(), 9)"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", killed, str(tmp_path), str(root)], check=False)
+    assert done.returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".1.writing-")
+    with_versions(tmp_path, ".cache", "notes")
+    with written_aside(tmp_path, None):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "1", "notes"]

@@ -1,0 +1,135 @@
+"""The network as a file for another runtime, beside the SavedModel: LiteRT and ONNX.
+
+The files lie in `assets.extra` of the SavedModel, which TensorFlow Serving leaves alone. Each takes
+`images`, or the network's inputs by their names, as `serving_default` does, with a batch of any
+size, computes in float32 and gives the same floating point outputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .errors import ExportFailed
+
+FOLDER = Path("assets.extra")
+# The newest that tf2onnx 1.17 writes.
+_OPSET = 18
+
+Inputs = Mapping[str, tf.Tensor]
+Answers = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """A kind of file.
+
+    Attributes:
+        file: its name.
+        precision: what `verify.ROUNDING` says of it.
+        convert: from a form with constants to the file's content.
+        run: from the content and inputs to outputs.
+    """
+
+    file: str
+    precision: str
+    convert: Callable[[tf.types.experimental.ConcreteFunction], bytes]
+    run: Callable[[bytes, Inputs], Answers]
+
+
+def write(
+    runtime: Runtime, form: tf.types.experimental.ConcreteFunction, folder: Path
+) -> Callable[[Inputs], Answers]:
+    """Writes the file into the SavedModel in `folder`.
+
+    Args:
+        runtime: one of `RUNTIMES`.
+        form: what `forms.build_form` made, with constants, in float32.
+        folder: a SavedModel.
+
+    Returns:
+        What runs the file as it was written.
+
+    Raises:
+        ExportFailed: the network cannot be converted, or what converts it is not installed.
+    """
+    try:
+        content = runtime.convert(form)
+    except ExportFailed:
+        raise
+    # Converters raise whatever they meet; the first line says which operation it was.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ExportFailed(f"{runtime.file} cannot be made of this network: {reason}") from error
+    path = folder / FOLDER / runtime.file
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return lambda inputs: runtime.run(path.read_bytes(), inputs)
+
+
+def _litert(*optimizations: tf.lite.Optimize) -> Callable[..., bytes]:
+    def convert(form: tf.types.experimental.ConcreteFunction) -> bytes:
+        # With a module it goes by way of a SavedModel, and so keeps the names.
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([form], tf.Module())
+        converter.optimizations = list(optimizations)
+        return converter.convert()
+
+    return convert
+
+
+def _run_litert(content: bytes, inputs: Inputs) -> Answers:
+    run = _litert_interpreter()(model_content=content).get_signature_runner("serving_default")
+    # Its arrays are views of memory that goes with the interpreter.
+    answers = run(**{name: value.numpy() for name, value in inputs.items()})
+    return {name: np.array(value) for name, value in answers.items()}
+
+
+def _litert_interpreter() -> Any:
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+
+        def Interpreter(**arguments: Any) -> Any:
+            with warnings.catch_warnings():
+                # It is TensorFlow's own copy, which announces that it is to move.
+                warnings.simplefilter("ignore", UserWarning)
+                return tf.lite.Interpreter(**arguments)
+
+    return Interpreter
+
+
+def _onnx(form: tf.types.experimental.ConcreteFunction) -> bytes:
+    try:
+        import tf2onnx
+    except ImportError as error:
+        raise ExportFailed("--onnx needs tf2onnx: pip install 'bnzoo[onnx]'") from error
+    names = list(form.structured_input_signature[1])
+    specs = [form.structured_input_signature[1][name] for name in names]
+    function = tf.function(lambda *inputs: form(**dict(zip(names, inputs, strict=True))))
+    model, _ = tf2onnx.convert.from_function(function, input_signature=specs, opset=_OPSET)
+    return model.SerializeToString(deterministic=True)
+
+
+def _run_onnx(content: bytes, inputs: Inputs) -> Answers:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ExportFailed("--onnx needs onnxruntime: pip install 'bnzoo[onnx]'") from error
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    found = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+    return dict(zip((output.name for output in session.get_outputs()), found, strict=True))
+
+
+RUNTIMES = {
+    "litert_float32": Runtime("model.tflite", "float32", _litert(), _run_litert),
+    "litert_int8": Runtime(
+        "model_int8.tflite", "int8", _litert(tf.lite.Optimize.DEFAULT), _run_litert
+    ),
+    "onnx": Runtime("model.onnx", "float32", _onnx, _run_onnx),
+}

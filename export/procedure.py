@@ -1,0 +1,181 @@
+"""What bnzoo-export does: fold, trace, write aside, compare, publish."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+
+import bnzoo.surgery
+from bnzoo.surgery import FoldReport
+
+from . import other_runtimes, provenance
+from .crops import refused_crops
+from .errors import ExportFailed
+from .first_difference import first_difference
+from .forms import CONSTANTS, build_form, in_precision
+from .other_runtimes import RUNTIMES
+from .reproducible import make_reproducible
+from .served import check_kind, served_network, top_of
+from .settings import Settings
+from .signatures import build_signatures, save_signatures
+from .sources import Source, examples_of, named_assets, of_keras_file, of_runs
+from .verify import (
+    Comparison,
+    Examples,
+    allowed_difference,
+    compare,
+    compared,
+    expected_outputs,
+)
+from .versions import written_aside
+from .warmup import write_warmup
+
+
+def run_export(settings: Settings) -> Path:
+    """Exports, and prints what it did.
+
+    Returns:
+        The SavedModel's folder.
+
+    Raises:
+        ExportFailed: see the message.
+    """
+    try:
+        return _run_export(settings)
+    finally:
+        # Networks and graphs hold each other: many exports in one process would pile up.
+        gc.collect()
+
+
+def _run_export(settings: Settings) -> Path:
+    source = _source(settings)
+    examples = examples_of(source, settings.examples_dir)
+    trained = served_network(source.network, settings.outputs, settings.features)
+    expected = expected_outputs(trained, examples)[0]
+    check_kind(trained, settings.outputs, expected, top_of(source.network))
+    folded, report = _folded(trained, source)
+    print(report.summary)
+    for fate in report.batch_norms:
+        if fate.outcome != "folded":
+            print(f"  {fate}")
+    lowered = _lowered(folded, settings.precision)
+    checks = _Checks(settings, trained, lowered, report, examples)
+    with written_aside(settings.out, settings.version) as aside:
+        signatures = build_signatures(
+            lowered,
+            source.preprocessing,
+            source.labels,
+            form=settings.variables,
+            top_k=settings.top_k,
+            crops=settings.crops,
+            step=settings.step,
+        )
+        with tempfile.TemporaryDirectory(prefix="bnzoo-export-") as scratch:
+            save_signatures(signatures, named_assets(source, Path(scratch)), aside.folder)
+        make_reproducible(aside.folder)
+        print(f"Difference to the unfolded network on {len(examples)} {examples.origin}:")
+        found = compare(aside.folder, trained, examples, settings.crops)
+        for name, comparison in found.items():
+            checks.judge(name, comparison, settings.precision)
+        if settings.runtimes():
+            form = build_form(folded, CONSTANTS)
+            for name in settings.runtimes():
+                run = other_runtimes.write(RUNTIMES[name], form, aside.folder)
+                found[name] = compared(run(examples.inputs), expected)
+                checks.judge(name, found[name], RUNTIMES[name].precision)
+        if settings.warmup:
+            image = examples.encoded[0] if examples.encoded else b""
+            write_warmup(aside.folder, settings.warmup, image)
+        _write_provenance(aside.folder, settings, source, report, found, examples)
+    published = settings.out / str(aside.version)
+    print(f"Wrote {published}")
+    return published
+
+
+def _source(settings: Settings) -> Source:
+    if settings.keras_model is not None:
+        source = of_keras_file(settings.keras_model, settings.preprocessing, settings.labels)
+    else:
+        source = of_runs(settings.runs)
+    if source.preprocessing is not None:
+        refused = refused_crops(settings.crops, source.preprocessing)
+        if refused:
+            raise ExportFailed(refused)
+    return source
+
+
+def _folded(network: keras.Model, source: Source) -> tuple[keras.Model, FoldReport]:
+    try:
+        return bnzoo.surgery.fold_batch_norm(network, return_report=True)
+    except (TypeError, ValueError) as error:
+        raise ExportFailed(f"the network of {source.name} cannot be folded: {error}") from error
+
+
+def _lowered(network: keras.Model, precision: str) -> keras.Model:
+    try:
+        return in_precision(network, precision)
+    except (TypeError, ValueError) as error:
+        raise ExportFailed(f"the network cannot be had in {precision}: {error}") from error
+
+
+class _Checks:
+    """Judges what was written by how far it is from the trained network."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        trained: keras.Model,
+        exported: keras.Model,
+        report: FoldReport,
+        examples: Examples,
+    ) -> None:
+        self._settings = settings
+        self._trained, self._exported = trained, exported
+        self._report, self._examples = report, examples
+
+    def judge(self, name: str, found: Comparison, precision: str) -> None:
+        """Prints the comparison.
+
+        Raises:
+            ExportFailed: the difference is more than is allowed.
+        """
+        print(f"  {name}: {found}")
+        allowed = self._settings.max_difference
+        if allowed is None:
+            allowed = allowed_difference(self._trained, precision)
+        if found.largest <= allowed:
+            return
+        start = first_difference(
+            self._trained, self._exported, self._report, self._examples.inputs, allowed
+        )
+        start = start or f"the folded network does not, so it is what was made of it for {name}"
+        raise ExportFailed(
+            f"{name} differs from the unfolded network by {found.largest:.1e}, more than "
+            f"--max_difference={allowed:g}; {start}: nothing was published"
+        )
+
+
+def _write_provenance(
+    folder: Path,
+    settings: Settings,
+    source: Source,
+    report: FoldReport,
+    found: Mapping[str, Comparison],
+    examples: Examples,
+) -> None:
+    origin = examples.origin
+    if source.examples_dir is not None or settings.examples_dir is not None:
+        # Without the place, which is this machine's business.
+        origin = origin.replace(str(settings.examples_dir or source.examples_dir), "a folder")
+    provenance.write(
+        folder,
+        source.provenance,
+        settings.form(),
+        report,
+        found,
+        f"{len(examples)} {origin}",
+    )

@@ -1,0 +1,163 @@
+"""What is exported: one run, an ensemble of several, or a Keras file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from bnzoo.models import Ensemble
+from bnzoo.preprocessing import Preprocessing
+
+from . import provenance
+from .errors import ExportFailed
+from .run_directory import Run, read_examples, read_network, read_run, synthetic_examples
+from .verify import Examples
+
+EXAMPLES = "examples"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What is exported.
+
+    Attributes:
+        name: of the network, for messages.
+        network: as trained, nothing folded.
+        preprocessing: what is done to an image before the network sees it, if that is known.
+        labels: the name of each class, if they are known.
+        assets: files for the SavedModel.
+        examples_dir: the folder where training leaves images to compare on.
+        provenance: what each network in it tells of itself.
+    """
+
+    name: str
+    network: keras.Model
+    preprocessing: Preprocessing | None
+    labels: tuple[str, ...] | None
+    assets: tuple[Path, ...]
+    examples_dir: Path | None
+    provenance: Sequence[Mapping[str, Any]]
+
+
+def of_runs(folders: Sequence[Path]) -> Source:
+    """One run, or the ensemble of several: the mean of their probabilities.
+
+    Raises:
+        ExportFailed: a run cannot be read, or they do not fit each other.
+    """
+    runs = [read_run(folder) for folder in folders]
+    first = runs[0]
+    for folder, run in zip(folders[1:], runs[1:], strict=True):
+        for what, ours, theirs in (
+            ("preprocessing.json", first.preprocessing, run.preprocessing),
+            ("labels.txt", first.labels, run.labels),
+        ):
+            if ours != theirs:
+                raise ExportFailed(
+                    f"{folders[0]} and {folder} have different {what}: the members of an ensemble "
+                    "must see the same images and know the same classes"
+                )
+    return Source(
+        name=" and ".join(map(str, folders)),
+        network=first.network if len(runs) == 1 else _ensemble(runs),
+        preprocessing=first.preprocessing,
+        labels=first.labels,
+        # Of an ensemble, config.json would be that of one member.
+        assets=tuple(path for path in first.assets if len(runs) == 1 or path.name != "config.json"),
+        examples_dir=folders[0] / EXAMPLES,
+        provenance=[provenance.of_run(folder) for folder in folders],
+    )
+
+
+def _ensemble(runs: Sequence[Run]) -> keras.Model:
+    try:
+        return Ensemble([run.network for run in runs])
+    except ValueError as error:
+        raise ExportFailed(
+            f"these runs make no ensemble: {' '.join(str(error).split())}"
+        ) from error
+
+
+def of_keras_file(
+    file: Path, preprocessing_file: Path | None = None, labels_file: Path | None = None
+) -> Source:
+    """Any Keras model.
+
+    Args:
+        file: what `model.save` wrote, .keras or .h5.
+        preprocessing_file: the JSON of a `Preprocessing`; without it there is no signature for
+            images.
+        labels_file: one class a line.
+
+    Raises:
+        ExportFailed: a file cannot be read, or the files do not fit each other.
+    """
+    if not file.is_file():
+        raise ExportFailed(f"no file {file}")
+    network = read_network(file)
+    assets, preprocessing, labels = [], None, None
+    try:
+        if preprocessing_file is not None:
+            text = preprocessing_file.read_text(encoding="utf-8")
+            preprocessing = Preprocessing.from_json(text)
+            assets.append(preprocessing_file)
+        if labels_file is not None:
+            labels = tuple(labels_file.read_text(encoding="utf-8").splitlines())
+            assets.append(labels_file)
+    except (ValueError, TypeError) as error:
+        wrong = preprocessing_file if preprocessing is None and preprocessing_file else labels_file
+        raise ExportFailed(f"cannot read {wrong}: {' '.join(str(error).split())}") from error
+    if preprocessing is not None:
+        expected = (None, *preprocessing.image_size, preprocessing.channels)
+        shape = tuple(network.inputs[0].shape)
+        if (
+            len(network.inputs) > 1
+            or len(shape) != 4
+            or any(has not in (None, wanted) for has, wanted in zip(shape, expected, strict=True))
+        ):
+            raise ExportFailed(
+                f"the network's input has shape {shape}, but {preprocessing_file} needs {expected}"
+            )
+    return Source(
+        name=str(file),
+        network=network,
+        preprocessing=preprocessing,
+        labels=labels,
+        assets=tuple(assets),
+        examples_dir=None,
+        provenance=[{"keras_model": file.name}],
+    )
+
+
+def named_assets(source: Source, scratch: Path) -> list[Path]:
+    """The source's assets by the names that they have in every export."""
+    names = {".json": "preprocessing.json", ".txt": "labels.txt"}
+    found = []
+    for path in source.assets:
+        known = path.name in ("labels.txt", "preprocessing.json", "config.json")
+        name = path.name if known else names.get(path.suffix, path.name)
+        (scratch / name).write_bytes(path.read_bytes())
+        found.append(scratch / name)
+    return found
+
+
+def examples_of(source: Source, asked: Path | None) -> Examples:
+    """Images to compare on: those of `asked`, of the run, or noise.
+
+    Raises:
+        ExportFailed: there are none in `asked`, or one is no image.
+    """
+    if source.preprocessing is None:
+        return Examples.of_noise(source.network)
+    folder = asked or source.examples_dir
+    encoded = read_examples(folder) if folder is not None else []
+    if asked is not None and not encoded:
+        raise ExportFailed(f"no images in {asked}")
+    if not encoded:
+        noise = synthetic_examples(source.preprocessing)
+        return Examples.of_images(noise, source.preprocessing, "images of noise")
+    return Examples.of_images(encoded, source.preprocessing, f"images of {folder}")
