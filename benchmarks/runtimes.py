@@ -47,7 +47,9 @@ class Network:
     def form_of_batch(self, batch: int) -> tf.types.experimental.ConcreteFunction:
         """The same for one batch size, which is kinder to runtimes that plan for their shapes."""
         spec = tf.TensorSpec((batch, *self.model.input_shape[1:]), tf.float32, "images")
-        return tf.function(lambda images: self.form(images=images)).get_concrete_function(spec)
+        form = self.form  # Made before the tracing, in which the weights could not be read.
+        function = tf.function(lambda images: form(images=images), autograph=False)
+        return function.get_concrete_function(spec)
 
 
 def keras_export(network: Network, batch: int) -> Run:
@@ -62,7 +64,9 @@ def exported(form: str, precision: str) -> Callable[[Network, int], Run]:
 
     def make(network: Network, batch: int) -> Run:
         function = build_form(network.folded, form, precision)
-        signature = tf.function(lambda images: {"probabilities": function(images=images)})
+        signature = tf.function(
+            lambda images: {"probabilities": function(images=images)}, autograph=False
+        )
         (spec,) = function.structured_input_signature[1].values()
         folder = _scratch()
         traced = signature.get_concrete_function(spec)
