@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +86,12 @@ def noise(signatures: dict[str, Any]) -> dict[str, np.ndarray]:
     """Seeded examples of the shape that the network takes, as `verification` writes them."""
     import tensorflow as tf
 
-    (images,) = signatures["serving_default"]["inputs"].values()
-    shape = [NOISE, *(extent or 64 for extent in images["shape"][1:])]
+    images = next(iter(signatures["serving_default"]["inputs"].values()))
+    shape = _extents(images["shape"], NOISE)
     random = np.random.default_rng(0)
     examples = {"floats": random.normal(size=shape).astype(np.float32)}
+    if len(shape) != 4 or shape[-1] not in (1, 3):
+        return examples
     for number, image in enumerate(random.integers(0, 256, shape, dtype=np.uint8)):
         examples[f"decoded_{number}"] = image
         png = tf.io.encode_png(image).numpy()
@@ -98,43 +99,55 @@ def noise(signatures: dict[str, Any]) -> dict[str, np.ndarray]:
     return examples
 
 
-def answer(function: Callable[..., Any], spec: Any, examples: dict[str, np.ndarray]) -> Any:
+def answer(function: Any, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs of one signature on all examples."""
     import tensorflow as tf
 
-    if spec.dtype == tf.uint8:
+    specs = function.structured_input_signature[1]
+    if [spec.dtype for spec in specs.values()] == [tf.uint8]:
         # They may differ in size, so each is a batch of its own.
+        (key,) = specs
         decoded = [examples[f"decoded_{number}"] for number in range(len(examples["floats"]))]
-        rows = [function(tf.constant(image[None])) for image in decoded]
+        rows = [function(**{key: tf.constant(image[None])}) for image in decoded]
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    outputs = function(batch(spec, examples, len(examples["floats"])))
+    outputs = function(**batch(function, examples, len(examples["floats"])))
     return {name: value.numpy() for name, value in outputs.items()}
 
 
-def batch(spec: Any, examples: dict[str, np.ndarray], size: int) -> Any:
+def batch(function: Any, examples: dict[str, np.ndarray], size: int) -> dict[str, Any]:
     """As many examples as asked for, over again where there are fewer, of one size."""
     import tensorflow as tf
 
     order = [number % len(examples["floats"]) for number in range(size)]
-    if spec.dtype == tf.string:
-        return tf.constant([examples[f"encoded_{number}"].tobytes() for number in order])
-    if spec.dtype == tf.uint8:
-        return tf.constant(np.stack([examples["decoded_0"]] * size))
-    return tf.constant(examples["floats"][order], spec.dtype)
+
+    def values(spec: Any) -> Any:
+        if spec.dtype == tf.string:
+            return [examples[f"encoded_{number}"].tobytes() for number in order]
+        if spec.dtype == tf.uint8:
+            return np.stack([examples["decoded_0"]] * size)
+        floats = examples["floats"]
+        if spec.shape.is_compatible_with((size, *floats.shape[1:])):
+            return floats[order]
+        # The second and further inputs of a network that has them.
+        return np.random.default_rng(0).normal(size=_extents(spec.shape.as_list(), size))
+
+    specs = function.structured_input_signature[1]
+    # A cast, as NumPy's noise is float64; to their own type a cast leaves tensors as they are.
+    return {key: tf.cast(tf.constant(values(spec)), spec.dtype) for key, spec in specs.items()}
 
 
-def one_input(function: Any) -> tuple[Callable[[Any], Any], Any]:
-    """A signature as a function of its only input, and that input's type and shape."""
-    ((name, spec),) = function.structured_input_signature[1].items()
-    return lambda value: function(**{name: value}), spec
+def _extents(shape: list[int | None], size: int) -> list[int]:
+    """A shape for a batch of `size`, with 64 wherever it is open."""
+    return [size, *(extent or 64 for extent in shape[1:])]
 
 
-def latencies(function: Callable[[Any], Any], inputs: Any, seconds: float) -> list[float]:
+def latencies(function: Any, inputs: dict[str, Any], seconds: float) -> list[float]:
     """How long each run took, in seconds, after a few that are not timed."""
     taken: list[float] = []
     while len(taken) < _UNTIMED_RUNS + _LEAST_RUNS or sum(taken[_UNTIMED_RUNS:]) < seconds:
         started = time.perf_counter()
-        function(inputs)["probabilities"].numpy()
+        for output in function(**inputs).values():
+            output.numpy()
         taken.append(time.perf_counter() - started)
     return taken[_UNTIMED_RUNS:]
 
@@ -151,16 +164,16 @@ def main(saved_model: str, examples: str, answers: str, sizes: str, seconds: str
     tell("loaded", seconds=time.perf_counter() - started, memory=peak_memory())
     images = dict(np.load(examples)) if examples else noise(signatures)
     found: dict[str, np.ndarray] = {}
-    functions = {name: one_input(model.signatures[name]) for name in signatures}
-    for name, (function, spec) in functions.items():
-        for output, value in answer(function, spec, images).items():
+    functions = {name: model.signatures[name] for name in signatures}
+    for name, function in functions.items():
+        for output, value in answer(function, images).items():
             # NumPy stores bytes of one length, without the zeros at their end.
             found[f"{name}/{output}"] = value.astype(bytes) if value.dtype == object else value
     np.savez(answers, **found)  # type: ignore[arg-type]
     tell("answered", examples=len(images["floats"]), memory=peak_memory())
-    for name, (function, spec) in functions.items():
+    for name, function in functions.items():
         for size in map(int, filter(None, sizes.split(","))):
-            taken = latencies(function, batch(spec, images, size), float(seconds))
+            taken = latencies(function, batch(function, images, size), float(seconds))
             tell(
                 "latency",
                 signature=name,

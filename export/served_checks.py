@@ -24,7 +24,7 @@ _SUM = 0.02
 
 
 def wrong_signatures(
-    signatures: Mapping[str, Mapping[str, Any]], labels: Sequence[str] | None
+    signatures: Mapping[str, Mapping[str, Any]], labels: Sequence[str] | None, ours: bool = False
 ) -> Iterator[str]:
     """Problems of the signatures, as `plain_tensorflow.read_signatures` gives them.
 
@@ -32,6 +32,8 @@ def wrong_signatures(
         signatures: by name; each with `method`, `inputs` and `outputs`, which have a `dtype` and
             a `shape`, None where it is open.
         labels: the name of each class, or None if the export has no labels.txt.
+        ours: whether bnzoo is known to have made it, so that it may have other outputs than a
+            classifier's.
     """
     if DEFAULT not in signatures:
         yield f"no signature {DEFAULT}, has {_names(signatures)}: no export of bnzoo"
@@ -39,13 +41,15 @@ def wrong_signatures(
         if signature["method"] != PREDICT:
             yield f"signature {name} has the method {signature['method']!r} instead of {PREDICT}"
         missing = [output for output in OUTPUTS if output not in signature["outputs"]]
-        if missing:
+        if ours and "probabilities" in missing:
+            missing = list(OUTPUTS)
+        elif missing:
             yield (
                 f"signature {name} has no output {missing[0]}, has {_names(signature['outputs'])}: "
                 "no export of bnzoo"
             )
-        if len(signature["inputs"]) != 1:
-            yield f"signature {name} must have one input, has {_names(signature['inputs'])}"
+        if not signature["inputs"]:
+            yield f"signature {name} has no input"
         for kind in ("inputs", "outputs"):
             for key, tensor in signature[kind].items():
                 yield from _wrong_tensor(f"{kind[:-1]} {key} of {name}", tensor)
@@ -69,22 +73,28 @@ def _wrong_tensor(what: str, tensor: Mapping[str, Any]) -> Iterator[str]:
 
 
 def wrong_answers(
-    answers: Mapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
     signature: str,
     examples: int,
     labels: Sequence[str] | None,
+    kind: str = "probabilities",
 ) -> Iterator[str]:
-    """Problems of the outputs of one signature, `signature/output`, on that many examples."""
-    own = {
-        key.partition("/")[2]: value
-        for key, value in answers.items()
-        if key.partition("/")[0] == signature
-    }
-    for key, value in own.items():
+    """Problems of the outputs of one signature.
+
+    Args:
+        outputs: by name.
+        signature: its name.
+        examples: how many there were.
+        labels: the name of each class, or None if the export has no labels.txt.
+        kind: "independent" if the probabilities need not add up to 1.
+    """
+    for key, value in outputs.items():
         if value.shape[:1] != (examples,):
             yield f"output {key} of {signature} has shape {value.shape} for a batch of {examples}"
             return
-    probabilities, scores = own["probabilities"], own["scores"]
+    if "probabilities" not in outputs:
+        return
+    probabilities, scores = outputs["probabilities"], outputs["scores"]
     if not np.isfinite(probabilities).all():
         rows = ~np.isfinite(probabilities).all(axis=-1)
         yield f"{signature} gives probabilities that are no numbers for {rows.sum()} of {examples}"
@@ -92,12 +102,12 @@ def wrong_answers(
     sums = probabilities.sum(axis=-1)
     if probabilities.min() < 0:
         yield f"{signature} gives a probability of {probabilities.min():.4g}"
-    elif np.abs(sums - 1).max() > _SUM:
+    elif kind != "independent" and np.abs(sums - 1).max() > _SUM:
         worst = sums[np.abs(sums - 1).argmax()]
         yield f"{signature} gives probabilities that add up to {worst:.4g} instead of 1"
     if not np.array_equal(scores, -np.sort(-probabilities, axis=-1)[:, : scores.shape[1]]):
         yield f"the scores of {signature} are not its highest probabilities, best first"
-    elif labels is not None and not _named(own["classes"], scores, probabilities, labels):
+    elif labels is not None and not _named(outputs["classes"], scores, probabilities, labels):
         yield f"the classes of {signature} are not those of its scores in labels.txt"
 
 

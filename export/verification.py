@@ -15,26 +15,36 @@ from typing import Any
 import numpy as np
 
 from .errors import ExportFailed
-from .served_checks import wrong_answers, wrong_signatures
+from .served_checks import DEFAULT, wrong_answers, wrong_signatures
 
 _PROGRAM = Path(__file__).with_name("plain_tensorflow.py")
 
 Report = dict[str, Any]
+Arrays = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reference:
-    """What the trained network says of the examples."""
+    """What the trained network says of the examples.
 
-    probabilities: np.ndarray
-    examples: dict[str, np.ndarray]
+    Attributes:
+        alone: its outputs by name, for its own inputs.
+        of_images: the same for images, which may be averages over crops.
+        arrays: the examples, as `plain_tensorflow` reads them.
+        origin: where they are from, in words.
+        max_difference: what is allowed.
+    """
+
+    alone: Arrays
+    of_images: Arrays
+    arrays: Arrays
     origin: str
     max_difference: float
 
 
 def verify(
     folder: Path,
-    run_dir: Path | None = None,
+    runs: Sequence[Path] = (),
     *,
     examples_dir: Path | None = None,
     max_difference: float | None = None,
@@ -47,8 +57,9 @@ def verify(
 
     Args:
         folder: the folder of a version, or of all.
-        run_dir: the run directory that it was exported from, to compare with.
-        examples_dir: encoded images to compare on. Default: those in the run directory.
+        runs: the run directories that it was exported from, to compare with; several are the
+            members of an ensemble.
+        examples_dir: encoded images to compare on. Default: those in the first run directory.
         max_difference: see `verify.Comparison.largest`. Default: what rounding explains.
         batch_sizes: those to time.
         seconds: for how long each signature is timed at each batch size, at least.
@@ -65,14 +76,12 @@ def verify(
     folder = served_version(folder)
     report.update(folder=str(folder), size=_sizes(folder))
     say(f"{folder}: {_size_line(report['size'])}")
-    labels = _labels(folder)
-    reference = None
-    if run_dir is not None:
-        reference = _reference(run_dir, examples_dir, max_difference)
+    labels, settings = _labels(folder), _settings(folder)
+    reference = _reference(runs, settings, examples_dir, max_difference) if runs else None
     with tempfile.TemporaryDirectory(prefix="bnzoo-verify-") as scratch:
         files = {name: os.path.join(scratch, f"{name}.npz") for name in ("examples", "answers")}
         if reference is not None:
-            np.savez(files["examples"], **reference.examples)  # type: ignore[arg-type]
+            np.savez(files["examples"], **reference.arrays)  # type: ignore[arg-type]
         arguments = [
             *(str(folder), files["examples"] if reference else "", files["answers"]),
             *(",".join(map(str, batch_sizes)), str(seconds)),
@@ -80,9 +89,14 @@ def verify(
         for event, found in _events(arguments, os.path.join(scratch, "log")):
             _tell(event, found, report, say)
             if event == "signatures":
-                _fail_on(wrong_signatures(report["signatures"], labels))
+                _fail_on(wrong_signatures(report["signatures"], labels, bool(settings)))
             elif event == "answered":
-                _judge(dict(np.load(files["answers"])), report, labels, reference, say)
+                answers = dict(np.load(files["answers"]))
+                kind = settings.get("outputs", "probabilities")
+                for name in report["signatures"]:
+                    own = _of_signature(answers, name)
+                    _fail_on(wrong_answers(own, name, found["examples"], labels, kind))
+                _compare(answers, report, reference, say)
     return report
 
 
@@ -137,39 +151,43 @@ def _labels(folder: Path) -> tuple[str, ...] | None:
         raise ExportFailed(f"{path} is no text: {error}") from error
 
 
-def _reference(
-    run_dir: Path, examples_dir: Path | None, max_difference: float | None
-) -> _Reference:
-    # Imported here: TensorFlow and Keras take seconds, and without RUN they are not needed.
-    import tensorflow as tf
-
-    from .run_directory import read_examples, read_run, synthetic_examples
-    from .verify import allowed_difference
-
-    run = read_run(run_dir)
-    origin = examples_dir or run_dir / "examples"
-    encoded = read_examples(origin)
-    if examples_dir is not None and not encoded:
-        raise ExportFailed(f"no images in {examples_dir}")
-    described = f"{len(encoded)} images of {origin}"
-    if not encoded:
-        encoded = synthetic_examples(run.preprocessing)
-        described = f"{len(encoded)} images of noise"
+def _settings(folder: Path) -> dict[str, Any]:
+    """How the export was made, by its provenance; nothing if it has none."""
+    path = folder / "assets" / "provenance.json"
+    if not path.is_file():
+        return {}
     try:
-        decoded = [run.preprocessing.decode(contents) for contents in encoded]
-    except tf.errors.InvalidArgumentError as error:
-        raise ExportFailed(f"an example is no image: {error.message.splitlines()[0]}") from error
-    floats = tf.stack([run.preprocessing(image) for image in decoded])
-    examples = {"floats": floats.numpy()}
-    for number, (image, contents) in enumerate(zip(decoded, encoded, strict=True)):
-        examples[f"decoded_{number}"] = image.numpy()
-        examples[f"encoded_{number}"] = np.frombuffer(contents, np.uint8)
-    return _Reference(
-        tf.cast(run.network(floats, training=False), tf.float32).numpy(),
-        examples,
-        described,
-        allowed_difference(run.network) if max_difference is None else max_difference,
-    )
+        return dict(json.loads(path.read_text(encoding="utf-8"))["export"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ExportFailed(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _reference(
+    runs: Sequence[Path],
+    settings: dict[str, Any],
+    examples_dir: Path | None,
+    max_difference: float | None,
+) -> _Reference:
+    # Imported here: TensorFlow and Keras take seconds, and without a run they are not needed.
+    from .served import served_network
+    from .sources import examples_of, of_runs
+    from .verify import allowed_difference, expected_outputs
+
+    source = of_runs(runs)
+    examples = examples_of(source, examples_dir)
+    kind, features = settings.get("outputs", "probabilities"), settings.get("features", ())
+    network = served_network(source.network, kind, features)
+    alone, of_images = expected_outputs(network, examples, settings.get("crops", 1))
+    arrays = {"floats": next(iter(examples.inputs.values())).numpy()}
+    for number, (image, contents) in enumerate(
+        zip(examples.decoded, examples.encoded, strict=True)
+    ):
+        arrays[f"decoded_{number}"] = image.numpy()
+        arrays[f"encoded_{number}"] = np.frombuffer(contents, np.uint8)
+    if max_difference is None:
+        max_difference = allowed_difference(network, settings.get("precision", "float32"))
+    origin = f"{len(examples)} {examples.origin}"
+    return _Reference(alone, of_images, arrays, origin, max_difference)
 
 
 def _events(arguments: Sequence[str], log: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -250,50 +268,40 @@ def _extents(shape: Iterable[int | None]) -> str:
     return "[" + ", ".join("any" if extent is None else str(extent) for extent in shape) + "]"
 
 
-def _judge(
-    answers: dict[str, np.ndarray],
-    report: Report,
-    labels: tuple[str, ...] | None,
-    reference: _Reference | None,
-    say: Callable[[str], object],
+def _of_signature(answers: Arrays, signature: str) -> Arrays:
+    """The outputs of one signature by their own names."""
+    parts = {key: key.partition("/") for key in answers}
+    return {parts[key][2]: value for key, value in answers.items() if parts[key][0] == signature}
+
+
+def _compare(
+    answers: Arrays, report: Report, reference: _Reference | None, say: Callable[[str], object]
 ) -> None:
-    for name in report["signatures"]:
-        examples = len(answers[f"{name}/probabilities"])
-        if reference is not None:
-            examples = len(reference.probabilities)
-        _fail_on(wrong_answers(answers, name, examples, labels))
     if reference is None:
         say("Not compared with the trained network: no RUN was given")
         return
+    from .verify import compared
+
     report["difference"] = {}
     say(f"Difference to the unfolded network on {reference.origin}:")
     for name in report["signatures"]:
-        found = difference(answers[f"{name}/probabilities"], reference.probabilities)
-        report["difference"][name] = found
-        say(
-            f"  {name}: largest {found['largest']:.1e}, mean {found['mean']:.1e}, "
-            f"same class {found['agreement']:.1%}"
-        )
+        expected = reference.alone if name == DEFAULT else reference.of_images
+        own = _of_signature(answers, name)
+        for output, wanted in expected.items():
+            given = own[output].shape if output in own else None
+            if given != wanted.shape:
+                raise ExportFailed(
+                    f"output {output} of {name} has shape {given}, but {wanted.shape} by the run"
+                )
+        comparison = compared(own, expected)
+        report["difference"][name] = dataclasses.asdict(comparison)
+        say(f"  {name}: {comparison}")
     for name, found in report["difference"].items():
         if not found["largest"] <= reference.max_difference:
             raise ExportFailed(
                 f"{name} differs from the unfolded network by {found['largest']:.1e}, more than "
                 f"--max_difference={reference.max_difference:g}"
             )
-
-
-def difference(answer: np.ndarray, expected: np.ndarray) -> dict[str, float]:
-    """Largest and mean difference, as `verify.Comparison` has them, and top-1 agreement."""
-    if answer.shape != expected.shape:
-        raise ExportFailed(
-            f"it has {answer.shape[-1]} classes, the network of the run {expected.shape[-1]}"
-        )
-    relative = np.abs(answer - expected) / expected.max(axis=-1, keepdims=True)
-    return {
-        "largest": float(relative.max()),
-        "mean": float(relative.mean()),
-        "agreement": float(np.mean(answer.argmax(-1) == expected.argmax(-1))),
-    }
 
 
 def _fail_on(problems: Iterator[str]) -> None:

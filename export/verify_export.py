@@ -1,4 +1,4 @@
-"""bnzoo-verify-export DIR [RUN]: whether an export is right, how fast it is and what it takes."""
+"""bnzoo-verify-export DIR [RUN ...]: is an export right, how fast is it and what does it take?"""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from .errors import ExportFailed
 from .verification import Report, verify
 from .warmup import read_batch_sizes
 
-USAGE = """bnzoo-verify-export [FLAGS] DIR [RUN]
+USAGE = """bnzoo-verify-export [FLAGS] DIR [RUN ...]
 
 Checks the SavedModel in DIR, a version that bnzoo-export wrote, or the model's folder, of which
 the highest version is taken. It is loaded, run and timed in a process where importing Keras or
-bnzoo fails, as they are missing on a server. With RUN, the run directory, its answers are
-compared with those of the trained network, before anything was folded.
+bnzoo fails, as they are missing on a server. With RUN, the run directory, or those of
+an ensemble's members, its answers are compared with those of the trained network, before anything
+was folded.
 """
 
 
@@ -48,10 +49,10 @@ def main(argv: Sequence[str]) -> int:
     report: Report = {}
     problem = None
     try:
-        folder, run_dir, batch_sizes = _parse(values, argv)
+        folder, runs, batch_sizes = _parse(values, argv)
         verify(
             folder,
-            run_dir,
+            runs,
             examples_dir=Path(values.examples) if values.examples else None,
             max_difference=values.max_difference,
             batch_sizes=batch_sizes,
@@ -66,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
         problem = str(error)
     except OSError as error:
         problem = f"cannot read: {error}"
+    except KeyboardInterrupt:
+        problem = "interrupted"
     if values.json:
         print(json.dumps({"ok": problem is None, "problem": problem, **report}, indent=2))
     if problem is not None:
@@ -108,17 +111,16 @@ def _flags() -> flags.FlagValues:
 
 def _parse(
     values: flags.FlagValues, argv: Sequence[str]
-) -> tuple[Path, Path | None, tuple[int, ...]]:
+) -> tuple[Path, tuple[Path, ...], tuple[int, ...]]:
     try:
         folders = values(list(argv))[1:]
     except flags.Error as error:
         raise BadFlags(" ".join(str(error).split())) from error
-    if len(folders) not in (1, 2) or not all(folders):
+    if not folders or not all(folders):
         received = " ".join(folders) or "none"
-        raise BadFlags(f"one or two folders are needed, DIR and RUN. Received: {received}")
-    run_dir = Path(folders[1]) if len(folders) == 2 else None
+        raise BadFlags(f"a folder is needed, DIR, and may be followed by RUN. Received: {received}")
     for name in ("examples", "max_difference"):
-        if run_dir is None and values[name].value is not None:
+        if len(folders) == 1 and values[name].value is not None:
             raise BadFlags(f"--{name} needs RUN, the run directory to compare with")
     for name in ("seconds", "max_difference"):
         value = values[name].value
@@ -128,7 +130,7 @@ def _parse(
         sizes = read_batch_sizes(values.batch_sizes)
     except ValueError as error:
         raise BadFlags(f"--batch_sizes {error}") from error
-    return Path(folders[0]), run_dir, sizes
+    return Path(folders[0]), tuple(map(Path, folders[1:])), sizes
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _output(name: str, **changes: Any) -> Callable[[dict[str, Any]], object]:
         ),
         (
             lambda found: found["serving_default"]["inputs"].clear(),
-            "signature serving_default must have one input, has none",
+            "signature serving_default has no input",
         ),
         (
             _output("features", dtype="bfloat16"),
@@ -87,11 +87,10 @@ def test_wrong_signatures(change: Callable[[dict[str, Any]], object], message: s
 
 
 ANSWERS = {
-    "a/probabilities": np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.2, 0.1, 0.0]], np.float32),
-    "a/scores": np.array([[0.4, 0.3], [0.7, 0.2]], np.float32),
+    "probabilities": np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.2, 0.1, 0.0]], np.float32),
+    "scores": np.array([[0.4, 0.3], [0.7, 0.2]], np.float32),
     # Two classes have the name crane.
-    "a/classes": np.array([[b"crane", b"crane"], [b"ant", b"bee"]]),
-    "b/probabilities": np.full((2, 4), np.nan, np.float32),
+    "classes": np.array([[b"crane", b"crane"], [b"ant", b"bee"]]),
 }
 
 
@@ -113,8 +112,27 @@ def test_good_answers() -> None:
 )
 def test_wrong_answers(key: str, row: int, column: int, value: Any, message: str) -> None:
     answers = copy.deepcopy(ANSWERS)
-    answers[f"a/{key}"][row, column] = value
+    answers[f"{key}"][row, column] = value
     assert next(wrong_answers(answers, "a", 2, LABELS)) == message
+
+
+def test_probabilities_that_are_independent() -> None:
+    answers = {**ANSWERS, "probabilities": ANSWERS["probabilities"] * np.float32(2)}
+    answers["scores"] = ANSWERS["scores"] * np.float32(2)
+    (problem,) = wrong_answers(answers, "a", 2, LABELS)
+    assert problem == "a gives probabilities that add up to 2 instead of 1"
+    assert list(wrong_answers(answers, "a", 2, LABELS, "independent")) == []
+
+
+def test_other_outputs_than_a_classifier_s() -> None:
+    found = signatures()
+    found["serving_default"]["outputs"] = {"boxes": {"dtype": "float32", "shape": [None, 4]}}
+    assert list(wrong_signatures(found, None, ours=True)) == []
+    (problem,) = wrong_signatures(found, None)
+    assert problem == (
+        "signature serving_default has no output probabilities, has boxes: no export of bnzoo"
+    )
+    assert list(wrong_answers({"boxes": np.ones((2, 4))}, "a", 2, None)) == []
 
 
 def test_an_output_of_another_batch() -> None:

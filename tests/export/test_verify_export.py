@@ -197,8 +197,8 @@ def test_a_process_that_dies_is_told(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "one or two folders are needed, DIR and RUN. Received: none"),
-        (("a", "b", "c"), "one or two folders are needed, DIR and RUN. Received: a b c"),
+        ((), "a folder is needed, DIR, and may be followed by RUN. Received: none"),
+        (("a", ""), "a folder is needed, DIR, and may be followed by RUN. Received: a "),
         (("a", "--examples=b"), "--examples needs RUN, the run directory to compare with"),
         (("a", "--max_difference=1"), "--max_difference needs RUN, the run directory to compare"),
         (("a", "b", "--max_difference=nan"), "--max_difference must be a number of at least 0."),
@@ -220,6 +220,6 @@ def test_bad_flags(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert verify("--help") == 0
     text = capsys.readouterr().out
-    assert text.startswith("bnzoo-verify-export [FLAGS] DIR [RUN]\n")
+    assert text.startswith("bnzoo-verify-export [FLAGS] DIR [RUN ...]\n")
     for flag in ("json", "batch_sizes", "seconds", "examples", "max_difference"):
         assert f"--{flag}" in text or f"--[no]{flag}" in text
