@@ -270,7 +270,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if _replicas() == 1:
             return statistics
         context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.MEAN, statistics)
+        # In a graph what is read of a variable has no device, and with one replica in each of
+        # several processes the sum would have no place to go to.
+        placed = [tf.identity(value) for value in statistics]
+        return context.all_reduce(tf.distribute.ReduceOp.MEAN, placed)
 
     def _move_statistics(self, mean: tf.Tensor, variance: tf.Tensor, count: tf.Tensor) -> None:
         """Algorithm 2's unbiased variance into the moving statistics; see the class."""
