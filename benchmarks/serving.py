@@ -1,7 +1,7 @@
 """Exported networks on a CPU, beside what else can serve them, in one run.
 
     python -m benchmarks.serving                                      # bn_inception, all runtimes
-    python -m benchmarks.serving --networks=MobileNetV2,ResNet50 --runtimes=Keras,bnzoo
+    python -m benchmarks.serving --networks=MobileNetV2,ResNet50 --runtimes=bnzoo
 
 Prints a table in Markdown. Networks have random weights and random statistics in every Batch
 Normalization. All runtimes have the same number of threads, take the same images from NumPy and
@@ -124,7 +124,20 @@ def report_latencies() -> None:
 def main(argv: list[str]) -> None:
     """Prints the table."""
     if len(argv) > 1:
-        raise app.UsageError(f"takes flags only. Received: {argv[1:]}")
+        raise app.UsageError(f"takes flags only. Received: {argv[1:]}", exitcode=2)
+    for name in FLAGS.networks:
+        if not any(hasattr(library, name) for library in (bnzoo.models, keras.applications)):
+            raise app.UsageError(
+                "--networks must be functions of bnzoo.models or keras.applications. "
+                f"Received: {name}",
+                exitcode=2,
+            )
+    if not all(batch.isdecimal() and int(batch) for batch in FLAGS.batch_sizes):
+        raise app.UsageError(
+            "--batch_sizes must be whole numbers of at least 1. "
+            f"Received: {','.join(FLAGS.batch_sizes)}",
+            exitcode=2,
+        )
     FLAGS.threads = FLAGS.threads or len(os.sched_getaffinity(0))
     tf.config.threading.set_intra_op_parallelism_threads(FLAGS.threads)
     report_latencies()

@@ -35,7 +35,7 @@ def compare(folder: str) -> str:
     split = source.open_split(trained_with["eval_split"] or source.held_out())
     answers: dict[str, list[np.ndarray]] = {name: [] for name in PRECISIONS}
     labels = []
-    # A batch of 1 so that none has to be filled up would be slow: what fills up is cut off here.
+    # What fills the last batch up is cut off again.
     for images, batch_labels, mask in data.evaluation_batches(split, run.preprocessing, 40):
         real = mask.numpy() > 0
         labels.append(batch_labels.numpy()[real])
@@ -54,7 +54,7 @@ def compare(folder: str) -> str:
 def main(argv: list[str]) -> None:
     """Prints the table."""
     if len(argv) < 2:
-        raise app.UsageError("takes run directories of bnzoo-train. Received: none")
+        raise app.UsageError("takes run directories of bnzoo-train. Received: none", exitcode=2)
     columns = ["data set", "images", "top-1 float32", "top-1 bfloat16", "same answer"]
     columns += ["largest difference", "mean"]
     print(f"{machine()}\n\n| {' | '.join(columns)} |\n|---|{'---:|' * (len(columns) - 1)}")
