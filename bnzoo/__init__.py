@@ -1,14 +1,13 @@
 """Batch Normalization and rectifier networks for Keras 3 on TensorFlow, exact to the papers."""
 
-import keras
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-if keras.backend.backend() != "tensorflow":
-    raise ImportError(
-        "bnzoo needs Keras' TensorFlow backend: set KERAS_BACKEND=tensorflow before Keras is "
-        f"imported. Received: {keras.backend.backend()}"
-    )
+from .registration import register_with_keras
 
-from . import initializers, layers, models, population, preprocessing, pretrained, surgery
+if TYPE_CHECKING:
+    from . import initializers, layers, models, population, preprocessing, pretrained, surgery
 
 __all__ = [
     "initializers",
@@ -20,3 +19,16 @@ __all__ = [
     "surgery",
 ]
 __version__ = "0.1.0"
+
+register_with_keras()
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Imports a part of bnzoo, and with it Keras and TensorFlow, when it is first used."""
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

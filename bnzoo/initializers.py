@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from . import backend  # noqa: F401 it refuses a backend other than TensorFlow
 from .checks import check_choice, check_number, check_whole, is_whole
 
 _MODES = ("fan_in", "fan_out")

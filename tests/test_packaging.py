@@ -87,6 +87,20 @@ def test_every_version_that_the_two_commands_install_is_pinned() -> None:
     assert all(version.startswith("==") for version in pins().values())
 
 
+def test_importing_bnzoo_imports_nothing_heavy() -> None:
+    program = "import sys, bnzoo; print(bnzoo.__version__, dir(bnzoo), *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.startswith("0.1.0 ")
+    assert "'surgery'" in done.stdout
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert (
+        not {"keras", "tensorflow", "numpy", "tensorflow_datasets", "sklearn", "matplotlib"}
+        & loaded
+    )
+
+
 def test_importing_bnzoo_imports_no_extra() -> None:
     # Keras itself imports scikit-learn and matplotlib where they are installed.
     program = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,9 +127,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_in_new_process(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_in_new_process(
+    script: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -145,6 +152,53 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.keras")):
     result = run_in_new_process(script, str(saved))
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == sorted(INSTANCES)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import bnzoo, keras",
+        "import bnzoo.surgery, keras",
+        "import bnzoo, tensorflow as tf; keras = tf.keras",
+    ],
+)
+def test_case_45_whichever_is_imported_first(saved: Path, imports: str) -> None:
+    script = f"""
+import sys
+{imports}
+found = keras.models.load_model(sys.argv[1]).get_layer("it")
+assert type(found) is bnzoo.layers.BatchNormalization
+print([type(finder).__name__ for finder in sys.meta_path], keras.__loader__.exec_module)
+"""
+    result = run_in_new_process(script, str(saved / "batch_normalization.keras"))
+    assert result.returncode == 0, result.stderr
+    assert "_AfterKeras" not in result.stdout
+    assert "bound method" in result.stdout  # Keras' loader is as it was.
+
+
+@pytest.mark.peers
+def test_another_backend_is_refused_when_bnzoo_is_used() -> None:
+    pytest.importorskip("torch")
+    script = """
+import sys, bnzoo, keras
+def attempt(imports):
+    try:
+        exec(imports)
+    except ImportError as error:
+        print(error)
+attempt("bnzoo.layers")
+attempt("import bnzoo.models.mlp")
+attempt("from bnzoo.initializers import HeNormal")
+del sys.modules["bnzoo"]
+attempt("import bnzoo")
+"""
+    result = run_in_new_process(script, KERAS_BACKEND="torch")
+    assert result.returncode == 0, result.stderr
+    message = (
+        "bnzoo needs Keras' TensorFlow backend: set KERAS_BACKEND=tensorflow before Keras is "
+        "imported. Received: torch"
+    )
+    assert result.stdout.splitlines() == [message] * 4
 
 
 def test_case_45_without_the_import_the_error_names_bnzoo(saved: Path) -> None:

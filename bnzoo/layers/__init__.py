@@ -1,5 +1,7 @@
 """Layers of both papers."""
 
+from bnzoo import backend  # noqa: F401 it refuses a backend other than TensorFlow
+
 from .batch_normalization import BatchNormalization
 from .channel_affine import ChannelAffine
 from .local_response_normalization import LocalResponseNormalization
