@@ -200,7 +200,7 @@ def test_a_string_that_is_no_image_fails_and_the_next_request_is_served(
 ) -> None:
     rose = {"b64": base64.b64encode((folder / "rose.jpg").read_bytes()).decode()}
     for wrong in ("no image", {"b64": "bm8gaW1hZ2U="}, ""):
-        with pytest.raises(tf.errors.InvalidArgumentError):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"at position\] \[1\]"):
             send(server, "serving_bytes", instances=[rose, wrong])
     # The alphabet for URLs is another one.
     with pytest.raises(Refused, match="base64"):
