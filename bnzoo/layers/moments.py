@@ -6,9 +6,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-# Values of which a float32 sum, one after the other, is still near enough.
-_BLOCK = 1024
-
 
 @tf.autograph.experimental.do_not_convert
 def moments(
@@ -57,7 +54,7 @@ def moments(
     context = tf.distribute.get_replica_context() if synchronized else None
 
     def total(*values: tf.Tensor) -> list[tf.Tensor]:
-        sums = [_sum(value, reduction_axes) for value in values]
+        sums = [tf.reduce_sum(value, reduction_axes, keepdims=True) for value in values]
         if context is None or context.num_replicas_in_sync == 1:
             return sums
         return context.all_reduce(tf.distribute.ReduceOp.SUM, sums)
@@ -78,29 +75,6 @@ def moments(
     # The difference of the two is positive but for rounding where the variance is 0.
     variance = tf.maximum(square_sum / divisor - tf.square(correction), 0)
     return shift + correction, variance, tf.broadcast_to(count, tf.shape(shift))
-
-
-def _sum(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-    """The sum over `axes`, of which the first is 0, kept as 1.
-
-    XLA on CPU adds one value after the other: a float32 sum of a million values of 1000 is off
-    by percents, too far for the second pass to make up for. So where there may be many they
-    are added in blocks, and then the sums of the blocks. XLA would make one sum of the two
-    again; the factors between, powers of 2 and so exact, keep it from that.
-    """
-    size = x.shape.num_elements()
-    if x.dtype != tf.float32 or (size is not None and size <= _BLOCK * _BLOCK // 8):
-        return tf.reduce_sum(x, axes, keepdims=True)
-    inner = [axis for axis in axes[1:] if x.shape[axis] != 1]
-    factor = 2.0 if inner else 1.0
-    rows = tf.reduce_sum(x, inner, keepdims=True) / factor if inner else x
-    count = tf.shape(rows)[0]
-    blocks = count // _BLOCK
-    in_blocks, rest = rows[: blocks * _BLOCK], rows[blocks * _BLOCK :]
-    shape = tf.concat([[blocks, _BLOCK], tf.shape(rows)[1:]], 0)
-    sums = tf.reduce_sum(tf.reshape(in_blocks, shape), 1) / _BLOCK
-    of_blocks, of_rest = (tf.reduce_sum(value, 0, keepdims=True) for value in (sums, rest))
-    return (of_blocks * _BLOCK + of_rest) * factor
 
 
 def _count(x: tf.Tensor, reduction_axes: Sequence[int], mask: tf.Tensor | None) -> tf.Tensor:
