@@ -209,7 +209,7 @@ def _kubernetes(placement: Placement, environment: Mapping[str, str]) -> Task:
         )
         found = resolver.cluster_spec().as_dict()
     except ImportError as error:
-        raise BadFlags("--cluster=kubernetes needs pip install 'bnzoo[kubernetes]'") from error
+        raise BadFlags("--cluster=kubernetes needs the package: pip install kubernetes") from error
     except Exception as error:
         # The client of Kubernetes raises errors of its own, which may not be installed.
         raise BadFlags(f"Kubernetes does not tell of a cluster: {error}") from error

@@ -83,7 +83,7 @@ def test_stopped_and_killed_the_run_ends_as_an_unbroken_one(
     started += runs
     runs[0].until(lambda: newest(folder) >= 100)
     runs[1].process.send_signal(signal.SIGTERM)
-    assert [run.wait(60) for run in runs] == [143, 143], outputs(runs)
+    assert [run.wait(120) for run in runs] == [143, 143], outputs(runs)
     step = newest(folder)
     for run in runs:
         assert run.lines(f"bnzoo-train: stopped by SIGTERM; step {step} is saved, and the same ")
@@ -96,7 +96,7 @@ def test_stopped_and_killed_the_run_ends_as_an_unbroken_one(
         assert runs[0].lines(f"continuing at step {before}"), runs[0].text
         runs[victim].process.kill()
         survivor = runs[1 - victim]
-        assert survivor.wait(60) == 1, survivor.text
+        assert survivor.wait(120) == 1, survivor.text
         address = json.loads(tf_config_of(runs[victim]))["cluster"]["worker"][victim]
         assert survivor.lines(f"bnzoo-train: worker {victim} at {address} is gone; "), survivor.text
 
