@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import threading
@@ -26,6 +27,8 @@ from .rendezvous import differences
 # Seconds from one look at an address to the next, and that one look may take.
 LOOK_EVERY = 2.0
 LOOK_FOR = 2.0
+# Operations that a server works on at a time, at least.
+LEAST_THREADS = 4
 
 _FACTS = "ram://bnzoo/facts.json"
 _DISMISSED = "ram://bnzoo/dismissed"
@@ -113,8 +116,13 @@ def serve(task: Task, facts: Facts, patience: float) -> None:
     """
     tf.io.write_file(_FACTS, json.dumps(facts))
     chief = f"{CHIEF} 0"
+    # A thread may wait for what another one has to do, which on a single core there would not be.
+    threads = max(LEAST_THREADS, os.cpu_count() or 1)
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
     try:
-        server = tf.distribute.Server(cluster_spec(task), task.job, task.index, protocol="grpc")
+        server = tf.distribute.Server(
+            cluster_spec(task), task.job, task.index, protocol="grpc", config=config
+        )
     except tf.errors.OpError as error:
         raise RunFailed(
             f"{task.name} cannot listen on its address {task.address}: {reason(error)}"

@@ -66,8 +66,10 @@ def serve(jobs: dict[str, list[str]]) -> None:
     """Is all servers until its input is closed."""
     tf.io.write_file("ram://bnzoo/facts.json", json.dumps(FACTS))
     spec = tf.train.ClusterSpec(jobs)
+    # They share the threads of the process, and wait in them for each other.
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=16)
     servers = [
-        tf.distribute.Server(spec, job, index, protocol="grpc")
+        tf.distribute.Server(spec, job, index, protocol="grpc", config=config)
         for job, index in (("worker", 0), ("worker", 1), ("ps", 0))
     ]
     sys.stdin.read()
