@@ -15,12 +15,12 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import app, flags
+from absl import app, flags, logging
 
 import bnzoo
 
@@ -86,14 +86,14 @@ def measure(runs: Mapping[str, Run], images: np.ndarray, seconds: float) -> dict
     return {name: np.array(values) for name, values in taken.items()}
 
 
-def latencies(name: str) -> Iterator[str]:
+def latencies(name: str, runtimes: Sequence[str]) -> Iterator[str]:
     """The rows of one network."""
     network = Network(build(name), FLAGS.threads)
     made: dict[str, Run] = {}
     for batch in map(int, FLAGS.batch_sizes):
         images = np.random.default_rng(1).normal(size=(batch, IMAGE_SIZE, IMAGE_SIZE, 3))
         images = images.astype(np.float32)
-        for runtime in chosen_runtimes():
+        for runtime in runtimes:
             if runtime not in made or runtime not in ANY_BATCH:
                 made[runtime] = RUNTIMES[runtime][0](network, batch)
         outputs = {runtime: run(images) for runtime, run in made.items()}
@@ -111,13 +111,14 @@ def latencies(name: str) -> Iterator[str]:
 
 def report_latencies() -> None:
     """The table of all networks."""
+    runtimes = chosen_runtimes()
     columns = ["network", "batch", "runtime", "median ms", "p95 ms", "images/s"]
     columns += ["times faster", "difference", "calls"]
     print(f"{machine()}; {FLAGS.threads} threads; {IMAGE_SIZE}x{IMAGE_SIZE} images\n")
     print(f"| {' | '.join(columns)} |\n|---|---:|---|" + "---:|" * (len(columns) - 3), flush=True)
     for name in FLAGS.networks:
         keras.backend.clear_session()
-        for row in latencies(name):
+        for row in latencies(name, runtimes):
             print(row, flush=True)
 
 
@@ -138,6 +139,7 @@ def main(argv: list[str]) -> None:
             f"Received: {','.join(FLAGS.batch_sizes)}",
             exitcode=2,
         )
+    logging.set_verbosity(logging.ERROR)  # TensorFlow tells of each SavedModel that it writes.
     FLAGS.threads = FLAGS.threads or len(os.sched_getaffinity(0))
     tf.config.threading.set_intra_op_parallelism_threads(FLAGS.threads)
     report_latencies()
