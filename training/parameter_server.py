@@ -28,6 +28,10 @@ from .task_server import Lookout
 # Steps that are scheduled for each worker and not done. TensorFlow's coordinator has each worker do
 # one at a time; with the others at hand it never waits for the chief.
 SCHEDULED_EACH = 5
+# One step may be under way for each so many that are done, at first one alone. Moving statistics
+# with momentum=None move by 1/n at step n: several that start from the same values would add up to
+# more than 1, and leave a negative variance.
+STEPS_PER_STALE = 10
 # Seconds that a parameter server may not answer. What it held is lost with it, so there is nothing
 # to be won by waiting long.
 SERVER_PATIENCE = 20.0
@@ -142,9 +146,7 @@ class ParameterServers:
         end = first_step + count
         rows = []
         while len(rows) < count or (self.under_way and not ahead):
-            while (
-                self._position < end + ahead and len(self.under_way) < SCHEDULED_EACH * self.workers
-            ):
+            while self._position < end + ahead and len(self.under_way) < self._limit():
                 self._schedule(self.step, (self._batches,))
                 self._position += 1
                 self.scheduled += 1
@@ -152,6 +154,10 @@ class ParameterServers:
         if self.settled:
             self._settle()
         return StepResults(*np.stack(rows, axis=1))
+
+    def _limit(self) -> int:
+        """How many steps may be under way."""
+        return min(SCHEDULED_EACH * self.workers, max(1, self._position // STEPS_PER_STALE))
 
     @property
     def settled(self) -> bool:

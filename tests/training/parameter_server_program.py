@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def lead(chief: Task) -> None:
-    strategy = task_server.connect(chief, FACTS, timeout=120)
+    strategy = task_server.connect(chief, FACTS, timeout=500)
     inputs = data.open_inputs(settings())
     everything = [
         np.concatenate(parts)
@@ -148,16 +148,19 @@ def whole_steps(strategy: Any, chief: Task, inputs: Any, everything: Any) -> Non
         return data.training_batches(inputs, 32, 5 + worker, first_step=position)
 
     engine = engine_of(strategy, chief, train_step, optimizer, batches, step)
-    first = engine.run(0, 100, ahead=STEPS - 100)
+    layer = model.layers[2]
+    early = engine.run(0, 20)
+    lowest = float(layer.moving_variance.numpy().min())
+    first = engine.run(20, 80, ahead=STEPS - 100)
     under_way = len(engine.under_way)
     second = engine.run(100, STEPS - 100)
-    layer = model.layers[2]
     tell(
         test="steps",
+        lowest=lowest,
         under_way=under_way,
-        lengths=[len(column) for column in (*first, *second)],
-        losses=[float(first.losses[:20].mean()), float(second.losses[-20:].mean())],
-        rates=np.concatenate([first.rates, second.rates]).tolist(),
+        lengths=[len(column) for column in (*early, *first, *second)],
+        losses=[float(early.losses.mean()), float(second.losses[-20:].mean())],
+        rates=np.concatenate([early.rates, first.rates, second.rates]).tolist(),
         step=int(step.numpy()),
         iterations=int(optimizer.iterations),
         batches_seen=layer.batches_seen.numpy().min(axis=1).tolist(),

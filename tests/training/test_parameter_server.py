@@ -91,11 +91,13 @@ def test_n_scheduled_steps_count_n(told: dict[str, dict[str, Any]]) -> None:
     assert found["step"] == found["iterations"] == 300
     # Each of them moved the statistics.
     assert found["batches_seen"] == [300.0, 300.0]
-    assert found["lengths"] == [100] * 4 + [200] * 4
+    assert found["lengths"] == [20] * 4 + [80] * 4 + [200] * 4
     assert found["report"] == "300 steps scheduled, 300 executed"
     # Ahead of what was asked for, no more than 5 for each worker.
     assert 0 < found["under_way"] <= 10
     assert found["traces"] == 1
+    # Averages over the batches seen, from the first ones on: two at a time would spoil them.
+    assert found["lowest"] > 0
     assert found["losses"][1] < 0.5 < 1.0 < found["losses"][0]
 
 
