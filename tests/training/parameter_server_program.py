@@ -40,19 +40,13 @@ def tell(**values: Any) -> None:
 
 def network() -> keras.Model:
     keras.utils.set_random_seed(3)
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            keras.layers.Flatten(),
-            keras.layers.Dense(32, use_bias=False),
-            BatchNormalization(momentum=None),
-            keras.layers.ReLU(),
-            keras.layers.Dense(32, use_bias=False),
-            BatchNormalization(momentum=0.9),
-            keras.layers.ReLU(),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
-    )
+    image = keras.Input((8, 8, 1))
+    x = keras.layers.Flatten()(image)
+    for momentum in (None, 0.9):
+        x = keras.layers.Dense(32, use_bias=False)(x)
+        x = BatchNormalization(momentum=momentum)(x)
+        x = keras.layers.ReLU()(x)
+    return keras.Model(image, keras.layers.Dense(10, activation="softmax")(x))
 
 
 def optimizer_of(kind: type, model: keras.Model) -> keras.optimizers.Optimizer:
@@ -148,7 +142,7 @@ def whole_steps(strategy: Any, chief: Task, inputs: Any, everything: Any) -> Non
         return data.training_batches(inputs, 32, 5 + worker, first_step=position)
 
     engine = engine_of(strategy, chief, train_step, optimizer, batches, step)
-    layer = model.layers[2]
+    layer = model.layers[3]
     early = engine.run(0, 20)
     lowest = float(layer.moving_variance.numpy().min())
     first = engine.run(20, 80, ahead=STEPS - 100)
