@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bnzoo.surgery.graph import Graph, is_walkable, read_graphs
@@ -139,7 +140,7 @@ def _with_variables(network: keras.Model) -> Callable[[Any], Any]:
 def _with_constants(network: keras.Model) -> Callable[[Any], Any]:
     # As arrays: a tensor from outside of a graph would become one of its inputs.
     trainable = [variable.value.numpy() for variable in network.trainable_variables]
-    others = [variable.value.numpy() for variable in network.non_trainable_variables]
+    others = [_value(variable) for variable in network.non_trainable_variables]
 
     def run(inputs: Any) -> Any:
         outputs, _ = network.stateless_call(
@@ -151,6 +152,12 @@ def _with_constants(network: keras.Model) -> Callable[[Any], Any]:
         return outputs
 
     return run
+
+
+def _value(variable: keras.Variable) -> np.ndarray:
+    value = variable.value.numpy()
+    # Dropout's seed, which inference does not look at, differs in each process.
+    return np.zeros_like(value) if variable.path.endswith("seed_generator_state") else value
 
 
 def _servable(tensor: tf.Tensor) -> tf.Tensor:

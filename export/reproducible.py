@@ -22,8 +22,8 @@ _COUNTER = re.compile(r"(_+\d+)+$")
 _GRADIENT = "_gradient_op_type"
 # What a captured tensor is called that nobody named: a counter.
 _ARGUMENT = "_user_specified_name"
-# What a loop's condition is given for each value that it does not look at.
-_UNUSED = re.compile(r"_\d+___redundant_placeholder\d+$")
+# In the name of an argument it is a counter, or may be.
+_NUMBERED = re.compile(r"_\d+")
 
 
 def make_reproducible(folder: Path) -> None:
@@ -120,17 +120,25 @@ def _rename_in_node(node: Any, names: Mapping[str, str], gradients: dict[bytes, 
 
 
 def _rename_arguments(function: Any) -> None:
-    """Takes the counters out of the names of arguments, which nothing outside refers to."""
+    """Takes counters out of the names of arguments and results, which callers tell by position."""
     for attributes in function.arg_attr.values():
-        captured = attributes.attr.get(_ARGUMENT)
-        if captured is not None and captured.s.isdigit():
+        if attributes.attr[_ARGUMENT].s.isdigit() or not attributes.attr[_ARGUMENT].s:
             del attributes.attr[_ARGUMENT]
     names = {}
     for number, argument in enumerate(function.signature.input_arg):
-        if _UNUSED.search(argument.name):
-            names[argument.name] = argument.name = f"unused_{number}"
+        if _NUMBERED.search(argument.name):
+            names[argument.name] = f"argument_{number}"
+            argument.name = f"argument_{number}"
     for node in function.node_def:
         node.input[:] = [names.get(name, name) for name in node.input]
+    outputs = {}
+    for number, argument in enumerate(function.signature.output_arg):
+        name = f"output_{number}" if _NUMBERED.search(argument.name) else argument.name
+        value = function.ret[argument.name]
+        outputs[name] = names.get(value, value)
+        argument.name = name
+    function.ret.clear()
+    function.ret.update(outputs)
 
 
 def _rename_in_objects(objects: Any, names: Mapping[str, str]) -> None:
