@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -172,9 +173,15 @@ def _slurm(placement: Placement, environment: Mapping[str, str]) -> Task:
                 f"{ps + 2} tasks: a chief, {ps} ps, and a worker. Received from slurm: {total}"
             )
         jobs = {CHIEF: 1, PS: ps, WORKER: total - ps - 1}
+    # It deals the accelerators of a node out to its tasks, unless there are none, or Slurm did. It
+    # cannot do without any: then it is told of some that nobody gets.
+    dealt = shutil.which("nvidia-smi") is None or "SLURM_GPUS_PER_TASK" in environment
+    none = {"gpus_per_node": _slurm_tasks(environment), "gpus_per_task": 1, "auto_set_gpu": False}
     try:
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            jobs=jobs, port_base=placement.cluster_port or _SLURM_PORT, auto_set_gpu=True
+            jobs=jobs,
+            port_base=placement.cluster_port or _SLURM_PORT,
+            **(none if dealt else {"auto_set_gpu": True}),
         )
         found = resolver.cluster_spec().as_dict()
         job, index = resolver.get_task_info()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import types
 from typing import Any
@@ -92,14 +94,13 @@ SLURM = {
     "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_STEP_NODELIST": "node[1-2]",
     "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "CUDA_VISIBLE_DEVICES": "0",
+    "CUDA_VISIBLE_DEVICES": "4,5",
 }
 
 
 def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     task = find_task(MULTI_WORKER, SLURM)
     addresses = ("node1:8888", "node1:8889", "node2:8888", "node2:8889")
     assert task == Task({"worker": addresses}, "worker", 2)
@@ -113,6 +114,10 @@ def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert task.name == "worker 0"
     with pytest.raises(BadFlags, match="needs at least 5 tasks: a chief, 3 ps, and a worker"):
         find_task(Placement(strategy="parameter_server", parameter_servers=3), SLURM)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"  # Dealt out by Slurm, or of no use.
+    monkeypatch.setattr(shutil, "which", lambda _: "nvidia-smi")
+    assert find_task(MULTI_WORKER, SLURM).name == "worker 2"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"  # The first of two tasks on its node.
     monkeypatch.delenv("SLURM_STEP_NODELIST")
     with pytest.raises(BadFlags, match=r"Slurm's variables do not tell of a cluster: .*NODELIST"):
         find_task(MULTI_WORKER, SLURM)
