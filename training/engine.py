@@ -31,8 +31,10 @@ class Engine(Protocol):
     is a function of the seed and the number of the step.
     """
 
-    settled: bool
-    """Whether the variables are those of the last step that `run` has returned."""
+    @property
+    def settled(self) -> bool:
+        """Whether the variables are those of the last step that `run` has returned."""
+        ...
 
     def run(self, first_step: int, count: int, ahead: int = 0) -> StepResults:
         """Does the steps behind `first_step`, `count` of them, and waits for them.
