@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import signal
@@ -28,6 +29,10 @@ from .helpers import read_metrics, train_argv
 PATIENCE = 180.0
 
 
+def _apply(optimizer: Any, variables: list[keras.Variable], gradients: tuple[Any, ...]) -> None:
+    optimizer.apply(list(gradients), variables)
+
+
 def test_atomic_sgd_has_the_numbers_of_keras_sgd() -> None:
     random = np.random.default_rng(0)
     values = [random.normal(size=shape).astype(np.float32) for shape in ((5, 7), (100,), ())]
@@ -41,9 +46,9 @@ def test_atomic_sgd_has_the_numbers_of_keras_sgd() -> None:
             schedule = keras.optimizers.schedules.ExponentialDecay(0.3, 5, 0.7)
             optimizer = kind(schedule, momentum=momentum, global_clipnorm=5.0)
             optimizer.build(variables)
-            apply = tf.function(lambda *given, o=optimizer, v=variables: o.apply(list(given), v))
+            apply = tf.function(functools.partial(_apply, optimizer, variables))
             for step in gradients:
-                apply(*map(tf.constant, step))
+                apply(tuple(map(tf.constant, step)))
             results.append([v.numpy() for v in (*variables, *optimizer.variables)] + [momentum])
             assert int(optimizer.iterations) == 30
     for mine, theirs in zip(results[:2], results[2:], strict=True):
