@@ -31,7 +31,9 @@ class AsynchronousRun(Run):
         return build_optimizer(self.settings, self.inputs.train.examples, atomic=True)
 
     def _build_engine(self) -> Engine:
-        settings = self.settings
+        settings, task = self.settings, self.devices.task
+        if task is None:
+            raise RuntimeError("there is no cluster")
         train_step = make_train_step(
             self.model,
             self.optimizer,
@@ -42,7 +44,7 @@ class AsynchronousRun(Run):
         )
         self._servers = ParameterServers(
             self.devices.strategy,
-            self.devices.task,
+            task,
             train_step,
             self.optimizer,
             self.step,

@@ -38,6 +38,8 @@ class AtomicSGD(keras.optimizers.SGD):
         (-0.25, 2)
     """
 
+    _iterations: keras.Variable
+
     def __init__(self, learning_rate: Any = 0.01, momentum: float = 0.0, **kwargs: Any) -> None:
         for name in ("nesterov", "use_ema", "gradient_accumulation_steps"):
             if kwargs.get(name):

@@ -144,7 +144,7 @@ class ParameterServers:
         if self._batches is None:
             self._start(first_step)
         end = first_step + count
-        rows = []
+        rows: list[np.ndarray] = []
         while len(rows) < count or (self.under_way and not ahead):
             while self._position < end + ahead and len(self.under_way) < self._limit():
                 self._schedule(self.step, (self._batches,))
