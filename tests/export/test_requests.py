@@ -12,6 +12,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -32,6 +33,7 @@ def blocks(language: str) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """models/flowers/1 beside the images that the examples send, which differ in size."""
     folder = tmp_path_factory.mktemp("requests")
+    keras.utils.set_random_seed(2)
     run_dir = write_run(folder / "run", small_network(len(LABELS)), examples=0)
     (run_dir / "labels.txt").write_text("\n".join(LABELS) + "\n")
     out = folder / "models" / "flowers"

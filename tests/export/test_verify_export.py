@@ -24,7 +24,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(run_dir: Path) -> Path:
     out = run_dir.parent / "models"
-    assert saved_model.main(["bnzoo-export", str(run_dir), str(out), "--version=3"]) == 0
+    made = ["--version=3", "--features=pooled"]
+    assert saved_model.main(["bnzoo-export", *made, str(run_dir), str(out)]) == 0
     # Neither a version nor one that is complete under its name.
     (out / "12.old").mkdir()
     return out
@@ -60,6 +61,7 @@ def test_the_report_for_machines(
         "dtype": "float32",
         "shape": [None, len(LABELS)],
     }
+    assert report["signatures"]["serving_bytes"]["outputs"]["features"]["shape"] == [None, 8]
     for found in report["difference"].values():
         # Folding reorders float32 sums.
         assert 0 <= found["mean"] <= found["largest"] < 1e-6
@@ -81,12 +83,32 @@ def test_the_report_for_readers(models: Path, capsys: pytest.CaptureFixture[str]
     assert " on disk (saved_model.pb " in lines[0]
     assert lines[1:3] == [
         "  serving_bytes: image_bytes string [any]",
-        "    -> classes string [any, 5], probabilities float32 [any, 7], scores float32 [any, 5]",
+        "    -> classes string [any, 5], features float32 [any, 8], "
+        "probabilities float32 [any, 7], scores float32 [any, 5]",
     ]
     assert lines[7].startswith("Loaded in ")
     assert lines[8] == "Not compared with the trained network: no RUN was given"
     assert lines[9].split() == ["ms", "a", "batch", "median", "p95", "images/s", "peak", "MiB"]
     assert [line.split()[:2] for line in lines[10:]] == [[name, "2"] for name in SIGNATURES]
+
+
+def test_an_ensemble_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = small_network()
+    other.get_layer("bn_1").beta.assign_add([1.0] * 8)
+    runs = [write_run(tmp_path / "one", examples=2), write_run(tmp_path / "two", other)]
+    made = ["--precision=bfloat16", "--variables=constants", "--top_k=2"]
+    out = tmp_path / "models"
+    assert saved_model.main(["bnzoo-export", *made, *map(str, runs), str(out)]) == 0
+    capsys.readouterr()
+    assert verify("--json", "--batch_sizes=", out, *runs) == 0
+    report = json.loads(capsys.readouterr().out)
+    outputs = report["signatures"]["serving_bytes"]["outputs"]
+    assert outputs["scores"]["shape"] == [None, 2]
+    # Of bfloat16, so not what rounding explains in float32; and of both runs.
+    assert all(1e-4 < found["largest"] < 8e-2 for found in report["difference"].values())
+    assert {found["examples"] for found in report["difference"].values()} == {2}
+    assert verify("--batch_sizes=", out, runs[0]) == 1
+    assert "differs from the unfolded network by" in capsys.readouterr().err
 
 
 def test_another_network_than_that_of_the_run(
