@@ -34,6 +34,7 @@ def test_run_directory_has_what_the_contract_says(
         "metrics.csv",
         "model.keras",
         "preprocessing.json",
+        "tensorboard",
     ]
     assert (run / "labels.txt").read_text() == "".join(f"{digit}\n" for digit in range(10))
     preprocessing = Preprocessing.from_json((run / "preprocessing.json").read_text())
