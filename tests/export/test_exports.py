@@ -131,6 +131,20 @@ def test_bfloat16_and_crops(network: keras.Model, run_dir: Path, tmp_path: Path)
     assert export("--crops=10", run_dir, tmp_path / "none") == 1
 
 
+@pytest.mark.peers
+def test_onnx_gives_the_same_outputs(
+    network: keras.Model, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("tf2onnx")
+    assert export("--onnx", run_dir, tmp_path) == 0
+    assert "  onnx: largest " in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(tmp_path / "1" / "assets.extra" / "model.onnx")
+    images = np.random.default_rng(3).normal(size=(5, 12, 10, 3)).astype(np.float32)
+    (probabilities,) = session.run(["probabilities"], {"images": images})
+    np.testing.assert_allclose(probabilities, network.predict(images, verbose=0), atol=1e-6)
+
+
 def test_an_ensemble_is_the_mean_of_its_members(
     run_dir: Path, tmp_path: Path, network: keras.Model, capsys: pytest.CaptureFixture[str]
 ) -> None:

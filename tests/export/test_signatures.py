@@ -121,8 +121,13 @@ def test_case_43_empty_batch(served: dict) -> None:
 
 
 def test_bytes_that_are_no_image_fail_and_the_next_request_works(served: dict) -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        served["serving_bytes"](image_bytes=tf.constant([b"no image"]))
+    contents = [encoded_image(seed) for seed in range(20)]
+    contents[13], contents[16] = b"no image", b""
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"image_bytes is no JPEG, PNG, GIF or WebP image at position\] \[13 16\]",
+    ):
+        served["serving_bytes"](image_bytes=tf.constant(contents))
     answer = served["serving_bytes"](image_bytes=tf.constant([encoded_image(0)]))
     assert answer["probabilities"].shape == (1, len(LABELS))
 
