@@ -54,7 +54,9 @@ def _ten(image: tf.Tensor, preprocessing: Preprocessing) -> list[tf.Tensor]:
     size, fraction = preprocessing.image_size, preprocessing.crop_fraction
     given = tf.shape(image)[:2]
     if preprocessing.resize == "central_crop":
-        window = given - 2 * tf.cast(tf.cast(given, tf.float64) * (1 - fraction) / 2, tf.int32)
+        window = given - 2 * tf.cast(
+            tf.cast(given, tf.float64) * (1 - fraction) / 2 + 1e-6, tf.int32
+        )
         return [
             preprocessing.interpolate(crop, size) for crop in _corners_and_centre(image, window)
         ]
