@@ -73,8 +73,11 @@ def test_the_fine_tuning_code_is_about_ten_lines() -> None:
 
 def test_the_training_commands_are_right() -> None:
     lines = [line for block in blocks(README, "") for line in block.splitlines()]
-    commands = [shlex.split(line) for line in lines if line.startswith("bnzoo-train ")]
-    assert len(commands) == 2
+    starts = (
+        line.partition(" -- ")[2] if line.startswith("bnzoo-launch ") else line for line in lines
+    )
+    commands = [shlex.split(line) for line in starts if line.startswith("bnzoo-train ")]
+    assert len(commands) == 5
     for command in commands:
         values, arguments = parse(TRAIN_FLAGS, command)
         assert not arguments
