@@ -49,6 +49,7 @@ def test_tf_config() -> None:
         (config({"worker": ["a:0"]}), "each worker must be given as host:port"),
         (config({"worker": ["a:1", "a:1"]}), "two processes have one address"),
         (config(type="chief"), "there is no process of type chief in the cluster"),
+        (config(type=["worker"]), r"there is no process of type \['worker'\] in the cluster"),
         (config(index=2), "there is no worker 2 in the cluster"),
         (config(index=-1), "there is no worker -1 in the cluster"),
         (config(index=None), "there is no worker None in the cluster"),
