@@ -122,7 +122,9 @@ def parse_tf_config(text: str) -> Task:
     everything = [address for addresses in cluster.values() for address in addresses]
     check(len(set(everything)) == len(everything), "two processes have one address")
     job, index = task.get("type"), task.get("index")
-    check(isinstance(job, str) and job in cluster, f"there is no process of type {job} in the cluster")
+    check(
+        isinstance(job, str) and job in cluster, f"there is no process of type {job} in the cluster"
+    )
     # Some that start clusters write the number as text.
     number = int(index) if isinstance(index, str) and index.isdigit() else index
     check(
