@@ -19,7 +19,7 @@ from .first_difference import first_difference
 from .forms import CONSTANTS, build_form, in_precision
 from .other_runtimes import RUNTIMES
 from .reproducible import make_reproducible
-from .served import check_kind, served_network, top_of
+from .served import check_kind, check_labels, served_network, top_of
 from .settings import Settings
 from .signatures import build_signatures, save_signatures
 from .sources import Source, examples_of, named_assets, of_keras_file, of_runs
@@ -57,6 +57,7 @@ def _run_export(settings: Settings) -> Path:
     trained = served_network(source.network, settings.outputs, settings.features)
     expected = expected_outputs(trained, examples)[0]
     check_kind(trained, settings.outputs, expected, top_of(source.network))
+    check_labels(source.labels, expected)
     folded, report = _folded(trained, source)
     print(report.summary)
     for fate in report.batch_norms:

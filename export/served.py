@@ -94,6 +94,26 @@ def check_kind(
         )
 
 
+def check_labels(labels: Sequence[str] | None, outputs: Mapping[str, np.ndarray]) -> None:
+    """Whether there is a name for each class.
+
+    Args:
+        labels: the name of each class, if they are known.
+        outputs: those of the network that is served, for the examples.
+
+    Raises:
+        ExportFailed: there are more names than classes, or fewer.
+    """
+    if labels is None or PROBABILITIES not in outputs:
+        return
+    classes = outputs[PROBABILITIES].shape[-1]
+    if len(labels) != classes:
+        raise ExportFailed(
+            f"the network has {classes} classes, but there are {len(labels)} labels: one a line "
+            "is needed, in the order of the classes"
+        )
+
+
 def top_of(network: keras.Model) -> str:
     """What the last layer of a network is, in words."""
     last = network.layers[-1]

@@ -180,6 +180,12 @@ def test_a_keras_file_of_logits(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "its last layer is 'top' with activation linear. --outputs=logits puts" in error
     assert list((tmp_path / "out").glob("*")) == []
     labels = tmp_path / "names.txt"
+    for wrong, count in (("x\ny\n", 2), ("x\ny\nz\nw\n", 4), ("", 0)):
+        labels.write_text(wrong)
+        arguments = (f"--keras_model={file}", "--outputs=logits", f"--labels={labels}")
+        assert export(*arguments, tmp_path / "out") == 1
+        assert f"has 3 classes, but there are {count} labels: " in capsys.readouterr().err
+    assert list((tmp_path / "out").glob("*")) == []
     labels.write_text("x\ny\nz\n")
     preprocessing = tmp_path / "given.json"
     preprocessing.write_text(PREPROCESSING.to_json())
