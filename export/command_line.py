@@ -11,6 +11,7 @@ from absl import flags
 
 from .settings import TOP_K, Settings
 from .versions import NEXT, is_version
+from .warmup import read_batch_sizes
 
 USAGE = """bnzoo-export [FLAGS] RUN [RUN ...] OUT
 bnzoo-export [FLAGS] --keras_model=FILE OUT
@@ -43,6 +44,7 @@ _STRINGS = {
     ),
     "preprocessing": "With --keras_model: the preprocessing.json of the network.",
     "labels": "With --keras_model: a text file with the name of one class a line.",
+    "warmup": "Batch sizes of warm-up records for TensorFlow Serving, such as 1,8,32.",
 }
 _CHOICES = {
     "outputs": (
@@ -71,7 +73,6 @@ _LISTS = {
         "the classifier sees."
     ),
     "litert": "LiteRT files to write into assets.extra: float32, int8 (dynamic range) or both.",
-    "warmup": "Batch sizes of warm-up records for TensorFlow Serving, such as 1,8,32.",
 }
 
 
@@ -154,7 +155,7 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> Settings:
         step=values.step,
         litert=_names(values, "litert", LITERT),
         onnx=values.onnx,
-        warmup=_sizes(values.warmup),
+        warmup=_sizes(values.warmup or ""),
     )
 
 
@@ -168,6 +169,8 @@ def _check_folders(values: flags.FlagValues, folders: Sequence[str]) -> None:
         return
     if len(folders) < 2 or not all(folders):
         raise BadFlags(f"two folders are needed, RUN and OUT. Received: {received}")
+    if (Path(folders[-1]) / "model.keras").is_file():
+        raise BadFlags(f"the last folder must be OUT, but {folders[-1]} is a run directory")
     for name in ("preprocessing", "labels"):
         if getattr(values, name) is not None:
             raise BadFlags(f"--{name} is for --keras_model: a run has its own")
@@ -188,9 +191,8 @@ def _names(values: Any, flag: str, allowed: Sequence[str] | None = None) -> tupl
     return names
 
 
-def _sizes(given: Sequence[str]) -> tuple[int, ...]:
-    if not all(text.strip().isdecimal() and int(text) > 0 for text in given):
-        raise BadFlags(
-            f"--warmup must be a list of batch sizes. Received: --warmup={','.join(given)}"
-        )
-    return tuple(map(int, given))
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return read_batch_sizes(text)
+    except ValueError as error:
+        raise BadFlags(f"--warmup {error}") from error

@@ -104,11 +104,24 @@ def _litert_interpreter() -> Any:
     return Interpreter
 
 
-def _onnx(form: tf.types.experimental.ConcreteFunction) -> bytes:
+def require_onnx() -> tuple[Any, Any]:
+    """The modules tf2onnx and onnxruntime.
+
+    Raises:
+        ExportFailed: one is not installed.
+    """
     try:
+        import onnxruntime
         import tf2onnx
     except ImportError as error:
-        raise ExportFailed("--onnx needs tf2onnx: pip install 'bnzoo[onnx]'") from error
+        raise ExportFailed(
+            "--onnx needs tf2onnx and onnxruntime: pip install 'bnzoo[onnx]'"
+        ) from error
+    return tf2onnx, onnxruntime
+
+
+def _onnx(form: tf.types.experimental.ConcreteFunction) -> bytes:
+    tf2onnx, _ = require_onnx()
     names = list(form.structured_input_signature[1])
     specs = [form.structured_input_signature[1][name] for name in names]
     function = tf.function(lambda *inputs: form(**dict(zip(names, inputs, strict=True))))
@@ -117,10 +130,7 @@ def _onnx(form: tf.types.experimental.ConcreteFunction) -> bytes:
 
 
 def _run_onnx(content: bytes, inputs: Inputs) -> Answers:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ExportFailed("--onnx needs onnxruntime: pip install 'bnzoo[onnx]'") from error
+    _, onnxruntime = require_onnx()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     found = session.run(None, {name: value.numpy() for name, value in inputs.items()})
     return dict(zip((output.name for output in session.get_outputs()), found, strict=True))

@@ -32,7 +32,7 @@ from .verify import (
     expected_outputs,
 )
 from .versions import written_aside
-from .warmup import write_warmup
+from .warmup import require_messages, write_warmup
 
 
 def run_export(settings: Settings) -> Path:
@@ -52,6 +52,11 @@ def run_export(settings: Settings) -> Path:
 
 
 def _run_export(settings: Settings) -> Path:
+    # What is missing is told now and not after minutes of work.
+    if settings.warmup:
+        require_messages()
+    if settings.onnx:
+        other_runtimes.require_onnx()
     source = _source(settings)
     examples = examples_of(source, settings.examples_dir)
     trained = served_network(source.network, settings.outputs, settings.features)

@@ -16,6 +16,8 @@ from .errors import ExportFailed
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 # TensorFlow Serving refuses to load a version with more.
 MOST_RECORDS = 1000
+# Of a batch: more rows than TensorFlow counts in 32 bits no batch can have.
+MOST_ROWS = 2**31 - 1
 # Extent of an image where the signature takes any, in pixels.
 _EXTENT = 256
 
@@ -29,6 +31,8 @@ def read_batch_sizes(text: str) -> tuple[int, ...]:
     sizes = [size.strip() for size in text.split(",")] if text else []
     if not all(size.isdecimal() and int(size) for size in sizes):
         raise ValueError(f"must be whole numbers above 0 with commas between. Received: {text}")
+    if any(int(size) > MOST_ROWS for size in sizes):
+        raise ValueError(f"must be at most {MOST_ROWS}. Received: {text}")
     return tuple(dict.fromkeys(map(int, sizes)))
 
 

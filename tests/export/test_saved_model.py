@@ -156,7 +156,11 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ("a", "b", "--warmup=1,0"),
-            "--warmup must be a list of batch sizes. Received: --warmup=1,0",
+            "--warmup must be whole numbers above 0 with commas between. Received: 1,0",
+        ),
+        (
+            ("a", "b", "--warmup=1,99999999999"),
+            "--warmup must be at most 2147483647. Received: 1,99999999999",
         ),
         (("a", "b", "--versoin=1"), "Unknown command line flag 'versoin'. Did you mean: version ?"),
     ],
@@ -166,6 +170,16 @@ def test_bad_flags(
 ) -> None:
     assert export(*arguments) == 2
     assert capsys.readouterr().err == f"bnzoo-export: {message}\n"
+
+
+def test_a_forgotten_out_is_no_place_to_write(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two runs the second would be taken for OUT."""
+    assert export(run_dir, run_dir) == 2
+    assert capsys.readouterr().err == (
+        f"bnzoo-export: the last folder must be OUT, but {run_dir} is a run directory\n"
+    )
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,21 +82,37 @@ def test_too_many(folder: Path) -> None:
         write_warmup(folder, range(1, 335), IMAGE)
 
 
-def test_without_tensorflow_serving_api(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flag", "missing", "needed"),
+    [
+        (
+            "--warmup=1",
+            "tensorflow_serving.apis",
+            "tensorflow-serving-api: pip install 'bnzoo[serving]'",
+        ),
+        ("--onnx", "tf2onnx", "tf2onnx and onnxruntime: pip install 'bnzoo[onnx]'"),
+        ("--onnx", "onnxruntime", "tf2onnx and onnxruntime: pip install 'bnzoo[onnx]'"),
+    ],
+)
+def test_a_missing_package_is_told_before_anything_is_done(
+    flag: str,
+    missing: str,
+    needed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
-    run_dir, out = write_run(tmp_path / "run", examples=0), tmp_path / "models"
-    assert saved_model.main(["bnzoo-export", "--warmup=1", str(run_dir), str(out)]) == 1
-    assert capsys.readouterr().err == (
-        "bnzoo-export: --warmup needs tensorflow-serving-api: pip install 'bnzoo[serving]'\n"
-    )
-    assert not out.exists() or not list(out.iterdir())
+    monkeypatch.setitem(sys.modules, missing, None)
+    # There is not even a run: nothing was read, folded and compared.
+    assert saved_model.main(["bnzoo-export", flag, "no_run", str(tmp_path / "models")]) == 1
+    error = capsys.readouterr().err
+    assert error == f"bnzoo-export: {flag.partition('=')[0]} needs {needed}\n"
+    assert not (tmp_path / "models").exists()
 
 
 def test_the_flag_of_bnzoo_export(tmp_path: Path) -> None:
     run_dir, out = write_run(tmp_path / "run"), tmp_path / "models"
-    assert saved_model.main(["bnzoo-export", "--warmup=8, 2", str(run_dir), str(out)]) == 0
+    assert saved_model.main(["bnzoo-export", "--warmup=8, 2,8", str(run_dir), str(out)]) == 0
     requests = [log.predict_log.request for log in read(out / "1")]
     assert [request.inputs.popitem()[1].tensor_shape.dim[0].size for request in requests] == [
         *(8, 2, 8, 2, 8, 2)
