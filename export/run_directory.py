@@ -71,10 +71,19 @@ def read_network(file: Path, told: Path | None = None) -> keras.Model:
     Raises:
         ExportFailed: it is none.
     """
+    if file.suffix == ".keras" and not zipfile.is_zipfile(file):
+        # Keras says of such a file that it was not found.
+        raise ExportFailed(f"cannot read {told or file}: {file.name} is no archive, or cut short")
     try:
-        return keras.models.load_model(file, compile=False)
+        network = keras.models.load_model(file, compile=False)
     except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise ExportFailed(f"cannot read {told or file}: {_first_line(error)}") from error
+    if not getattr(network, "inputs", None):
+        raise ExportFailed(
+            f"the network in {told or file} has no inputs of its own: it must be a functional or "
+            "Sequential model that was built before it was saved"
+        )
+    return network
 
 
 def _check_fit(network: keras.Model, preprocessing: Preprocessing, labels: tuple[str, ...]) -> None:

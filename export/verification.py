@@ -90,6 +90,8 @@ def verify(
             _tell(event, found, report, say)
             if event == "signatures":
                 _fail_on(wrong_signatures(report["signatures"], labels, bool(settings)))
+                if reference is not None:
+                    _check_input(report["signatures"][DEFAULT]["inputs"], reference)
             elif event == "answered":
                 answers = dict(np.load(files["answers"]))
                 kind = settings.get("outputs", "probabilities")
@@ -266,6 +268,20 @@ def _tensors(tensors: dict[str, Any]) -> str:
 
 def _extents(shape: Iterable[int | None]) -> str:
     return "[" + ", ".join("any" if extent is None else str(extent) for extent in shape) + "]"
+
+
+def _check_input(inputs: dict[str, Any], reference: _Reference) -> None:
+    """Whether the export takes what the network of the run does; without it nothing would run."""
+    takes = next(iter(inputs.values()))["shape"]
+    given = reference.arrays["floats"].shape
+    if takes is not None and (
+        len(takes) != len(given)
+        or any(extent not in (None, own) for extent, own in zip(takes, given, strict=True))
+    ):
+        raise ExportFailed(
+            f"{DEFAULT} takes {_extents(takes)}, but the network of the run "
+            f"{_extents([None, *given[1:]])}: it was not exported from this run"
+        )
 
 
 def _of_signature(answers: Arrays, signature: str) -> Arrays:

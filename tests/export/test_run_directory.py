@@ -52,6 +52,21 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, name: str) -> None:
         read_run(folder)
 
 
+def test_a_network_that_was_never_built_is_one_line(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    keras.Sequential([keras.layers.Dense(len(LABELS))]).save(folder / "model.keras")
+    with pytest.raises(ExportFailed, match=r"^the network in .*run has no inputs of its own: "):
+        read_run(folder)
+
+
+def test_a_file_that_is_cut_short_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    whole = (folder / "model.keras").read_bytes()
+    (folder / "model.keras").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ExportFailed, match=r"run: model\.keras is no archive, or cut short$"):
+        read_run(folder)
+
+
 def test_refuses_labels_of_another_network(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "labels.txt").write_text("ant\nbee\n")

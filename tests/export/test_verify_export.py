@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import keras
 import pytest
 import tensorflow as tf
 
+from bnzoo.preprocessing import Preprocessing
 from export import plain_tensorflow, saved_model, verification, verify_export
 from tests.export.runs import LABELS, small_network, write_run
 
@@ -122,6 +124,22 @@ def test_another_network_than_that_of_the_run(
     assert "Difference to the unfolded network on 8 images of noise:" in out
     assert err.startswith("bnzoo-verify-export: serving_bytes differs from the unfolded network by")
     assert err.endswith(", more than --max_difference=0.001\n")
+
+
+def test_a_run_of_another_size(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = keras.Input((16, 16, 1))
+    x = keras.layers.GlobalAveragePooling2D()(image)
+    network = keras.Model(image, keras.layers.Dense(len(LABELS), activation="softmax")(x))
+    run_dir = write_run(tmp_path / "run", network, examples=0)
+    preprocessing = Preprocessing(image_size=(16, 16), channels=1)
+    (run_dir / "preprocessing.json").write_text(preprocessing.to_json())
+    assert verify("--batch_sizes=", models, run_dir) == 1
+    assert only_error(capsys) == (
+        "serving_default takes [any, 12, 10, 3], but the network of the run [any, 16, 16, 1]: it "
+        "was not exported from this run"
+    )
 
 
 def test_only_tensorflow_can_be_imported(models: Path, tmp_path: Path) -> None:
