@@ -101,11 +101,15 @@ def _check_fit(network: keras.Model, preprocessing: Preprocessing, labels: tuple
             )
 
 
-def read_examples(folder: Path) -> list[bytes]:
-    """The encoded images of `folder`, by name; an empty list if there is no such folder."""
+def read_examples(folder: Path) -> dict[str, bytes]:
+    """The encoded images of `folder` by name, in order; none if there is no such folder.
+
+    Hidden files are left out: they are those that a desktop puts into every folder.
+    """
     if not folder.is_dir():
-        return []
-    return [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
+        return {}
+    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def synthetic_examples(preprocessing: Preprocessing) -> list[bytes]:

@@ -154,10 +154,12 @@ def examples_of(source: Source, asked: Path | None) -> Examples:
     if source.preprocessing is None:
         return Examples.of_noise(source.network)
     folder = asked or source.examples_dir
-    encoded = read_examples(folder) if folder is not None else []
+    encoded = read_examples(folder) if folder is not None else {}
     if asked is not None and not encoded:
         raise ExportFailed(f"no images in {asked}")
     if not encoded:
         noise = synthetic_examples(source.preprocessing)
         return Examples.of_images(noise, source.preprocessing, "images of noise")
-    return Examples.of_images(encoded, source.preprocessing, f"images of {folder}")
+    return Examples.of_images(
+        list(encoded.values()), source.preprocessing, f"images of {folder}", list(encoded)
+    )

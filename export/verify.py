@@ -81,19 +81,32 @@ class Examples:
 
     @classmethod
     def of_images(
-        cls, encoded: Sequence[bytes], preprocessing: Preprocessing, origin: str = ""
+        cls,
+        encoded: Sequence[bytes],
+        preprocessing: Preprocessing,
+        origin: str = "",
+        names: Sequence[str] = (),
     ) -> Examples:
         """Examples of encoded images.
+
+        Args:
+            encoded: the content of each file.
+            preprocessing: what is done to an image before the network sees it.
+            origin: where they are from, in words.
+            names: those of the files, for messages. Default: their numbers.
 
         Raises:
             ExportFailed: one is no image.
         """
-        try:
-            decoded = [preprocessing.decode(contents) for contents in encoded]
-        except tf.errors.InvalidArgumentError as error:
-            raise ExportFailed(
-                f"an example is no image: {error.message.splitlines()[0]}"
-            ) from error
+        decoded = []
+        for number, contents in enumerate(encoded):
+            try:
+                decoded.append(preprocessing.decode(contents))
+            except tf.errors.InvalidArgumentError as error:
+                name = names[number] if names else str(number)
+                raise ExportFailed(
+                    f"example {name} is no JPEG, PNG, GIF or WebP image, or a damaged one"
+                ) from error
         inputs = {"images": tf.stack([preprocessing(image) for image in decoded])}
         return cls(inputs, decoded, tuple(encoded), preprocessing, origin)
 

@@ -85,11 +85,11 @@ def test_refuses_preprocessing_of_another_network(tmp_path: Path) -> None:
 
 
 def test_examples_by_name(tmp_path: Path) -> None:
-    for name in ("b.png", "a.jpg", "c"):
+    for name in ("b.png", "a.jpg", "c", ".hidden"):
         (tmp_path / name).write_bytes(name.encode())
     (tmp_path / "folder").mkdir()
-    assert read_examples(tmp_path) == [b"a.jpg", b"b.png", b"c"]
-    assert read_examples(tmp_path / "none") == []
+    assert read_examples(tmp_path) == {"a.jpg": b"a.jpg", "b.png": b"b.png", "c": b"c"}
+    assert read_examples(tmp_path / "none") == {}
 
 
 def test_synthetic_examples_are_varied_and_always_the_same() -> None:

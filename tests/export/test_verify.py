@@ -63,8 +63,8 @@ def test_other_preprocessing_in_the_graph_is_found(network: keras.Model, tmp_pat
 
 
 def test_an_example_that_is_no_image() -> None:
-    with pytest.raises(ExportFailed, match=r"^an example is no image: [^\n]+$"):
-        Examples.of_images([b"text"], PREPROCESSING)
+    with pytest.raises(ExportFailed, match=r"^example notes is no JPEG, PNG, [^\n]+$"):
+        Examples.of_images([EXAMPLES[0], b"text"], PREPROCESSING, names=["a.png", "notes"])
 
 
 @pytest.mark.parametrize(
