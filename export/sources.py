@@ -29,7 +29,7 @@ class Source:
         network: as trained, nothing folded.
         preprocessing: what is done to an image before the network sees it, if that is known.
         labels: the name of each class, if they are known.
-        assets: files for the SavedModel.
+        assets: files for the SavedModel, by the names that they have in every export.
         examples_dir: the folder where training leaves images to compare on.
         provenance: what each network in it tells of itself.
     """
@@ -38,7 +38,7 @@ class Source:
     network: keras.Model
     preprocessing: Preprocessing | None
     labels: tuple[str, ...] | None
-    assets: tuple[Path, ...]
+    assets: Mapping[str, Path]
     examples_dir: Path | None
     provenance: Sequence[Mapping[str, Any]]
 
@@ -67,7 +67,9 @@ def of_runs(folders: Sequence[Path]) -> Source:
         preprocessing=first.preprocessing,
         labels=first.labels,
         # Of an ensemble, config.json would be that of one member.
-        assets=tuple(path for path in first.assets if len(runs) == 1 or path.name != "config.json"),
+        assets={
+            path.name: path for path in first.assets if len(runs) == 1 or path.name != "config.json"
+        },
         examples_dir=folders[0] / EXAMPLES,
         provenance=[provenance.of_run(folder) for folder in folders],
     )
@@ -99,15 +101,15 @@ def of_keras_file(
     if not file.is_file():
         raise ExportFailed(f"no file {file}")
     network = read_network(file)
-    assets, preprocessing, labels = [], None, None
+    assets, preprocessing, labels = {}, None, None
     try:
         if preprocessing_file is not None:
             text = preprocessing_file.read_text(encoding="utf-8")
             preprocessing = Preprocessing.from_json(text)
-            assets.append(preprocessing_file)
+            assets["preprocessing.json"] = preprocessing_file
         if labels_file is not None:
             labels = tuple(labels_file.read_text(encoding="utf-8").splitlines())
-            assets.append(labels_file)
+            assets["labels.txt"] = labels_file
     except (ValueError, TypeError) as error:
         wrong = preprocessing_file if preprocessing is None and preprocessing_file else labels_file
         raise ExportFailed(f"cannot read {wrong}: {' '.join(str(error).split())}") from error
@@ -127,22 +129,17 @@ def of_keras_file(
         network=network,
         preprocessing=preprocessing,
         labels=labels,
-        assets=tuple(assets),
+        assets=assets,
         examples_dir=None,
         provenance=[{"keras_model": file.name}],
     )
 
 
 def named_assets(source: Source, scratch: Path) -> list[Path]:
-    """The source's assets by the names that they have in every export."""
-    names = {".json": "preprocessing.json", ".txt": "labels.txt"}
-    found = []
-    for path in source.assets:
-        known = path.name in ("labels.txt", "preprocessing.json", "config.json")
-        name = path.name if known else names.get(path.suffix, path.name)
+    """Copies of the source's assets, by their names in an export."""
+    for name, path in source.assets.items():
         (scratch / name).write_bytes(path.read_bytes())
-        found.append(scratch / name)
-    return found
+    return [scratch / name for name in source.assets]
 
 
 def examples_of(source: Source, asked: Path | None) -> Examples:

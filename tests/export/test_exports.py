@@ -179,7 +179,7 @@ def test_a_keras_file_of_logits(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "are no class probabilities: for an example they sum to " in error
     assert "its last layer is 'top' with activation linear. --outputs=logits puts" in error
     assert list((tmp_path / "out").glob("*")) == []
-    labels = tmp_path / "names.txt"
+    labels = tmp_path / "names.json"  # By what it is for, not by how it is called.
     for wrong, count in (("x\ny\n", 2), ("x\ny\nz\nw\n", 4), ("", 0)):
         labels.write_text(wrong)
         arguments = (f"--keras_model={file}", "--outputs=logits", f"--labels={labels}")
