@@ -69,8 +69,7 @@ class ParameterServers:
         patience: float,
         retry: Callable[[str], Exception] = RunFailed,
     ) -> None:
-        # What it logs of a lost worker are many lines; ours is one.
-        tf.get_logger().addFilter(_not_of_the_coordinator)
+        tf.get_logger().addFilter(_of_interest)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._task = task
         self._addresses = task_server.servants(task)
@@ -255,5 +254,7 @@ class ParameterServers:
         task_server.dismiss(self._addresses)
 
 
-def _not_of_the_coordinator(record: logging.LogRecord) -> bool:
-    return record.module != "cluster_coordinator"
+def _of_interest(record: logging.LogRecord) -> bool:
+    # What the coordinator logs of a lost worker are many lines; ours is one. And the saver of
+    # variables that lie in several processes is traced for each checkpoint, and warned of that.
+    return record.module != "cluster_coordinator" and "MultiDeviceSaver" not in record.getMessage()
