@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import keras
+import tensorflow as tf
 
 import bnzoo.surgery
 from bnzoo.surgery import FoldReport
@@ -34,6 +36,9 @@ from .verify import (
 from .versions import written_aside
 from .warmup import require_messages, write_warmup
 
+# What TensorFlow puts around the reason of an error: the operation that had it.
+_PLACE = re.compile(r"\{\{.*?\}\}|\[Op:.*|\n.*", re.DOTALL)
+
 
 def run_export(settings: Settings) -> Path:
     """Exports, and prints what it did.
@@ -46,6 +51,10 @@ def run_export(settings: Settings) -> Path:
     """
     try:
         return _run_export(settings)
+    except (tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:
+        # A full disk, among others: TensorFlow has no OSError.
+        reason = _PLACE.sub("", error.message).strip()
+        raise ExportFailed(f"TensorFlow cannot write or run: {reason}") from error
     finally:
         # Networks and graphs hold each other: many exports in one process would pile up.
         gc.collect()

@@ -235,6 +235,25 @@ def test_no_place_to_write(
     assert "two folders are needed" in capsys.readouterr().err
 
 
+def test_a_full_disk_is_one_line(
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        # As TensorFlow 2.21 says it.
+        message = "{{function_node __wrapped__SaveV2}} part-0; No space left on device [Op:SaveV2]"
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    assert export(run_dir, tmp_path) == 1
+    assert capsys.readouterr().err == (
+        "bnzoo-export: TensorFlow cannot write or run: part-0; No space left on device\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_sequential_network(run_dir: Path, tmp_path: Path) -> None:
     run = shutil.copytree(run_dir, tmp_path / "run")
     network = keras.Sequential([keras.Input((12, 10, 3)), small_network()])
