@@ -89,7 +89,8 @@ def _run_export(settings: Settings) -> Path:
             crops=settings.crops,
             step=settings.step,
         )
-        with tempfile.TemporaryDirectory(prefix="bnzoo-export-") as scratch:
+        # Inside, so that what a killed export leaves of it goes with the rest.
+        with tempfile.TemporaryDirectory(dir=aside.folder) as scratch:
             save_signatures(signatures, named_assets(source, Path(scratch)), aside.folder)
         make_reproducible(aside.folder)
         print(f"Difference to the unfolded network on {len(examples)} {examples.origin}:")

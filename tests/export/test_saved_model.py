@@ -241,7 +241,10 @@ def test_a_full_disk_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def full(*_: object, **__: object) -> None:
+    assets = []
+
+    def full(root: tf.Module, *_: object, **__: object) -> None:
+        assets.extend(Path(asset.asset_path.numpy().decode()) for asset in root.assets)
         # As TensorFlow 2.21 says it.
         message = "{{function_node __wrapped__SaveV2}} part-0; No space left on device [Op:SaveV2]"
         raise tf.errors.ResourceExhaustedError(None, None, message)
@@ -252,6 +255,9 @@ def test_a_full_disk_is_one_line(
         "bnzoo-export: TensorFlow cannot write or run: part-0; No space left on device\n"
     )
     assert list(tmp_path.iterdir()) == []
+    # Nothing lies elsewhere, where the next export would not look for what a killed one left.
+    assert assets
+    assert all(path.is_relative_to(tmp_path) for path in assets)
 
 
 def test_a_sequential_network(run_dir: Path, tmp_path: Path) -> None:
