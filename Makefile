@@ -8,6 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 DEMO := runs/demo
 # Processes that run tests at the same time; each file's tests stay together.
 JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --doctest-modules
 # TensorFlow greets on stderr, whatever its log level. So that goes to a file, shown on a failure.
 QUIETLY := 2>$(DEMO)/stderr.txt || { cat $(DEMO)/stderr.txt >&2; exit 1; }
 
@@ -45,8 +46,15 @@ demo: $(STAMP)
 	@echo
 	@$(BIN)/python export/classify.py $(DEMO)/saved_model/1 $(DEMO)/held_out.npz $(QUIETLY)
 
+# In parts, each in processes of its own: TensorFlow keeps memory that it once had, and two
+# processes that run all tests come to more than 20 GB.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --doctest-modules tests bnzoo
+	@failed=0; \
+	$(PYTEST) tests/training || failed=1; \
+	$(PYTEST) tests/export tests/pretrained || failed=1; \
+	$(PYTEST) tests/models tests/surgery || failed=1; \
+	$(PYTEST) tests/layers tests/test_*.py bnzoo || failed=1; \
+	exit $$failed
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

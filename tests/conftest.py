@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import keras
 import pytest
@@ -61,6 +62,14 @@ def pytest_make_collect_report(
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     keras.utils.set_random_seed(20150206)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memory() -> Iterator[None]:
+    """Gives back what a file's networks hold: cycles of them wait for the collector."""
+    yield
+    keras.backend.clear_session()
+    gc.collect()
 
 
 @pytest.fixture

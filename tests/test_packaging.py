@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -115,3 +116,9 @@ def test_importing_bnzoo_imports_no_extra() -> None:
     extras = {"tensorflow_datasets", "sklearn", "matplotlib", "torch", "onnx", "onnxruntime"}
     assert not (extras | {"training", "export"}) & imported
     assert not {"bnzoo.training", "bnzoo.export"} & set(done.stdout.split())
+
+
+def test_make_test_runs_every_folder_of_tests() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    folders = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders == set(re.findall(r"tests/\w+(?= )", makefile))
