@@ -20,15 +20,19 @@ from typing import Any
 import tensorflow as tf
 
 from .cluster import CHIEF, PS, WORKER, Task
-from .command_line import BadFlags, RunFailed
+from .command_line import BadFlags, RunFailed, RunStopped
 from .failures import reason
 from .rendezvous import differences
+from .stopping import StopRequest
 
 # Seconds from one look at an address to the next, and that one look may take.
 LOOK_EVERY = 2.0
 LOOK_FOR = 2.0
 # Operations that a server works on at a time, at least.
 LEAST_THREADS = 4
+# Seconds that a server told to stop goes on, so that a chief told the same can save; less than the
+# 30 that Kubernetes and bnzoo-launch give.
+SAVING_SECONDS = 20.0
 
 _FACTS = "ram://bnzoo/facts.json"
 _DISMISSED = "ram://bnzoo/dismissed"
@@ -113,7 +117,14 @@ def serve(task: Task, facts: Facts, patience: float) -> None:
 
     Raises:
         RunFailed: the address is taken, or the chief has not answered for too long.
+        RunStopped: SIGTERM came. As it comes to all processes of a job at once, and the chief needs
+            the others to save, this is once the chief is gone, or after SAVING_SECONDS.
     """
+    with StopRequest() as stop:
+        _serve(task, facts, patience, stop)
+
+
+def _serve(task: Task, facts: Facts, patience: float, stop: StopRequest) -> None:
     tf.io.write_file(_FACTS, json.dumps(facts))
     chief = f"{CHIEF} 0"
     # A thread may wait for what another one has to do, which on a single core there would not be.
@@ -129,8 +140,13 @@ def serve(task: Task, facts: Facts, patience: float) -> None:
         ) from error
     lookout = Lookout({chief: dict(task.tasks)[chief]})
     print(f"{task.name} serves at {task.address}", flush=True)
+    told: float | None = None
     while not tf.io.gfile.exists(_DISMISSED):
         seconds = lookout.silent(CHIEF).get(chief, 0.0)
+        if stop.came:
+            told = told or time.monotonic()
+            if seconds > 0 or time.monotonic() - told > SAVING_SECONDS:
+                raise RunStopped(f"{task.name} is stopped by SIGTERM")
         if seconds > patience:
             raise RunFailed(
                 f"{task.name} ends: no answer from the chief at {dict(task.tasks)[chief]} "
