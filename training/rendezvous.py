@@ -81,10 +81,10 @@ def _ask(address: str, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), _CALL_SECONDS) as connection:
         connection.settimeout(_CALL_SECONDS)
-        connection.sendall(json.dumps(own).encode() + b"\n")
         try:
+            connection.sendall(json.dumps(own).encode() + b"\n")
             answer = json.loads(_line(connection))
-        except ValueError as error:
+        except (ValueError, ConnectionError) as error:
             raise ValueError("it is no process of bnzoo-train that starts") from error
     if not isinstance(answer, dict) or answer.get("name") != name:
         raise ValueError(f"it is not {name}")

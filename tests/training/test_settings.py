@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from training.command_line import BadFlags
+from training.placement import PLACEMENT_FLAGS
 from training.recipes import RECIPES
 from training.settings import Settings, resolve
 from training.train_flags import TRAIN_FLAGS
@@ -190,10 +191,10 @@ def test_arguments_of_a_recipe_stay_with_its_network() -> None:
 
 def test_each_flag_that_decides_a_run_is_a_setting() -> None:
     flags = {flag.name for group in TRAIN_FLAGS.values() for flag in group}
-    assert {field.name for field in dataclasses.fields(Settings)} == flags - {
-        "run_dir",
-        "overwrite",
-    }
+    placement = {flag.name for flag in PLACEMENT_FLAGS}
+    assert {field.name for field in dataclasses.fields(Settings)} == (
+        flags - placement - {"run_dir", "overwrite"}
+    )
 
 
 def test_differences_name_the_flag_and_both_values() -> None:
