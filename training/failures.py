@@ -19,6 +19,7 @@ _WRAPPING = re.compile(
     r"|Error in user-defined function .*? with iterator: Iterator::\S+: "
     r"| *\[Op:\w+\].*$"
 )
+_SEVERAL = re.compile(r"\d+ root error\(s\) found")
 _LONGEST_REASON = 300
 
 
@@ -69,6 +70,8 @@ def reason(error: Exception) -> str:
     lines = [line.strip() for line in before.splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
+    if _SEVERAL.match(lines[0]) and len(lines) > 1:
+        del lines[0]  # Only counts the errors; the first of them tells what happened.
     sentence = lines[-1] if lines[0].startswith("Graph execution error") else lines[0]
     return _WRAPPING.sub("", sentence).strip().rstrip(".")[:_LONGEST_REASON]
 

@@ -278,3 +278,9 @@ def test_a_damaged_record_is_named_by_its_position(tmp_path: Path) -> None:
     match = r"^example 3 of x .*truncated.*\. Prepare it again$"
     with pytest.raises(RunFailed, match=match), failures.explained(split(), RGB):
         list(data.evaluation_batches(split(), RGB, 2))
+
+
+def test_of_several_errors_the_first_is_told() -> None:
+    text = "2 root error(s) found.\n  (0) UNAVAILABLE: Socket closed\n\t [[{{node a}}]]\n (1) B:"
+    error = tf.errors.UnavailableError(None, None, text)
+    assert failures.reason(error) == "(0) UNAVAILABLE: Socket closed"
