@@ -86,7 +86,8 @@ class ParameterServers:
         self._make_batches = batches
         self._batches: Any = None
         self._position = 0
-        self.under_way: deque[tf.distribute.experimental.coordinator.RemoteValue] = deque()
+        # Each with its arguments, the oldest first.
+        self.under_way: deque[tuple[Callable[..., tf.Tensor], tuple[Any, ...]]] = deque()
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         threading.Thread(target=self._fetch, name="fetch", daemon=True).start()
@@ -184,7 +185,7 @@ class ParameterServers:
             value = self._coordinator.schedule(function, args=arguments)
         except tf.errors.OpError as error:
             raise self._explained(error) from error
-        self.under_way.append(value)
+        self.under_way.append((function, arguments))
         self._asked.put(value)
 
     def _fetch(self) -> None:
@@ -201,13 +202,27 @@ class ParameterServers:
         while True:
             try:
                 row, error = self._done.get(timeout=_LOOK_EVERY)
-                break
             except queue.Empty:
                 self._check_cluster()
-        if error is not None:
-            raise self._explained(error) from error
-        self.under_way.popleft()
-        return row
+                continue
+            function, arguments = self.under_way.popleft()
+            if error is None:
+                return row
+            if not self._lost_with_worker(error):
+                raise self._explained(error) from error
+            self._check_cluster()
+            self._schedule(function, arguments)
+
+    def _lost_with_worker(self, error: Exception) -> bool:
+        """Whether what a call returned was lost with its worker, before it was fetched.
+
+        The coordinator, for which that call is over, does not begin it again.
+        """
+        return (
+            isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
+            and f"/job:{WORKER}" in str(error)
+            and task_server.server_lost(self._task, error) is None
+        )
 
     def _check_cluster(self) -> None:
         for name, seconds in self._lookout.silent(PS).items():

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -105,6 +106,26 @@ def engine_of(
     return ParameterServers(strategy, chief, train_step, optimizer, step, batches, patience=10)
 
 
+def lose_a_result(engine: ParameterServers) -> ParameterServers:
+    """As when a worker is killed between the end of its step and the fetching of the result."""
+    schedule, lost = engine._coordinator.schedule, []
+
+    def losing(function: Any, args: Any) -> Any:
+        value = schedule(function, args=args)
+        if lost:
+            return value
+        lost.append(value)
+
+        def fetch() -> None:
+            value.fetch()
+            raise tf.errors.UnavailableError(None, None, "from remote target /job:worker/task:1")
+
+        return types.SimpleNamespace(fetch=fetch)
+
+    engine._coordinator.schedule = losing
+    return engine
+
+
 def momentum_of_many_workers(strategy: Any, chief: Task) -> None:
     """With equal gradients the sum of all updates does not depend on their order."""
     with strategy.scope():
@@ -127,6 +148,10 @@ def momentum_of_many_workers(strategy: Any, chief: Task) -> None:
         velocities=[weight.numpy().tolist() for weight in optimizer.momentums],
         iterations=int(optimizer.iterations),
     )
+    losing = lose_a_result(
+        engine_of(strategy, chief, lambda _: (tf.zeros([]),) * 3, optimizer, batches)
+    )
+    tell(test="lost", lengths=[len(column) for column in losing.run(0, 5)], report=losing.report())
 
 
 def whole_steps(strategy: Any, chief: Task, inputs: Any, everything: Any) -> None:

@@ -106,6 +106,12 @@ def test_n_scheduled_steps_count_n(told: dict[str, dict[str, Any]]) -> None:
     assert found["losses"][1] < 0.5 < 1.0 < found["losses"][0]
 
 
+def test_a_result_lost_with_its_worker_is_computed_again(told: dict[str, dict[str, Any]]) -> None:
+    found = told["lost"]
+    assert found["lengths"] == [5] * 4
+    assert found["report"] == ("5 steps scheduled, 6 executed: 1 ran again after a worker was lost")
+
+
 def test_learning_rate_follows_the_steps(told: dict[str, dict[str, Any]]) -> None:
     positions = np.arange(300)
     steps = np.log(np.array(told["steps"]["rates"]) / 0.1) / np.log(0.5) * 50
