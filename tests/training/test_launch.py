@@ -41,6 +41,9 @@ class Launcher:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "FOUND": str(self.found)},
+            # Where the tests run in the background of a shell, Ctrl-C is ignored, and by all that
+            # they start.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.started.append(process)
         return process
