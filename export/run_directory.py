@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -92,13 +93,18 @@ def _check_fit(network: keras.Model, preprocessing: Preprocessing, labels: tuple
         ("input", network.input_shape, images),
         ("output", network.output_shape, (None, len(labels))),
     ):
-        if len(shape) != len(expected) or any(
-            has not in (None, wanted) for has, wanted in zip(shape, expected, strict=True)
-        ):
+        if not fits(shape, expected):
             raise ExportFailed(
                 f"the network's {what} has shape {shape}, but preprocessing.json and labels.txt "
                 f"need {expected}"
             )
+
+
+def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
+    """Whether a network whose input or output has `shape` can have `expected`; None is any size."""
+    return len(shape) == len(expected) and all(
+        has in (None, wanted) for has, wanted in zip(shape, expected, strict=True)
+    )
 
 
 def read_examples(folder: Path) -> dict[str, bytes]:

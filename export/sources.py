@@ -14,7 +14,7 @@ from bnzoo.preprocessing import Preprocessing
 
 from . import provenance
 from .errors import ExportFailed
-from .run_directory import Run, read_examples, read_network, read_run, synthetic_examples
+from .run_directory import Run, fits, read_examples, read_network, read_run, synthetic_examples
 from .verify import Examples
 
 EXAMPLES = "examples"
@@ -116,11 +116,7 @@ def of_keras_file(
     if preprocessing is not None:
         expected = (None, *preprocessing.image_size, preprocessing.channels)
         shape = tuple(network.inputs[0].shape)
-        if (
-            len(network.inputs) > 1
-            or len(shape) != 4
-            or any(has not in (None, wanted) for has, wanted in zip(shape, expected, strict=True))
-        ):
+        if len(network.inputs) > 1 or not fits(shape, expected):
             raise ExportFailed(
                 f"the network's input has shape {shape}, but {preprocessing_file} needs {expected}"
             )

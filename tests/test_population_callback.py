@@ -86,9 +86,17 @@ def test_statistics_are_those_of_averaged_weights():
 
 
 def test_model_without_batch_normalization_trains():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.fit(X, Y, verbose=0, callbacks=[PopulationStatistics(HALVES)])
+    trained = []
+    for callbacks in ([], [PopulationStatistics(HALVES)]):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        before = model.get_weights()
+        model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0, callbacks=callbacks)
+        trained.append(model.get_weights())
+        assert any((new != old).any() for new, old in zip(trained[-1], before, strict=True))
+    for without, with_it in zip(*trained, strict=True):
+        np.testing.assert_array_equal(with_it, without)
 
 
 @pytest.mark.parametrize("every", [0, 1.5, True])

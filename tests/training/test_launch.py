@@ -289,8 +289,10 @@ def test_no_orphans_when_the_launcher_is_killed(launcher: Launcher) -> None:
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)", "--workers=2", "--ps=1"
     )
     launcher.wait_for(4)
+    assert len(launcher.left()) == 4
     process.kill()
-    launcher.until(lambda: launcher.left() == [])
+    launcher.until(lambda: not launcher.left())
+    assert launcher.left() == []
 
 
 def test_the_cluster_ends_when_nobody_reads_its_output(launcher: Launcher) -> None:
