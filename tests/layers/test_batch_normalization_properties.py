@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bnzoo.layers import BatchNormalization
 from tests import oracles
-from tests.layers.test_batch_normalization import MODES
+from tests.layers.modes import MODES
 
 
 @st.composite
