@@ -135,8 +135,8 @@ def test_others_flags_are_refused_and_a_missing_process_is_named(
     argv = command(tmp_path / "run", "--steps=4")
     other = command(tmp_path / "run", "--steps=4", "--learning_rate=0.3")
     lonely = command(tmp_path / "lonely", "--steps=4", "--cluster_timeout=2")
-    address = json.loads(tf_configs(2)[0])["cluster"]["worker"]
-    alone = json.dumps({"cluster": {"worker": address}, "task": {"type": "worker", "index": 0}})
+    alone = tf_configs(2)[0]
+    address = json.loads(alone)["cluster"]["worker"]
     runs = [
         Program(tmp_path / "0.log", argv, {"TF_CONFIG": first}),
         Program(tmp_path / "1.log", other, {"TF_CONFIG": second}),

@@ -22,8 +22,8 @@ from training.atomic_optimizer import AtomicSGD
 from training.cluster import Task
 from training.command_line import EXIT_STOPPED, RunFailed
 
-from .cluster_processes import ROOT, ClusterProcesses
 from .helpers import read_metrics, train_argv
+from .processes import REPOSITORY, ClusterProcesses
 
 # For a machine that does much else: alone each of these takes some seconds.
 PATIENCE = 180.0
@@ -72,7 +72,7 @@ def told() -> dict[str, dict[str, Any]]:
     """What parameter_server_program found, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.training.parameter_server_program"],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=540,

@@ -11,13 +11,13 @@ from training.cluster import Task
 from training.command_line import BadFlags, RunFailed
 from training.rendezvous import meet
 
-from .processes import free_ports
+from .processes import free_addresses
 
 SAME = {"flag": {"seed": 1, "strategy": "multi_worker"}, "version": {"bnzoo": "0.1.0"}}
 
 
 def tasks(count: int) -> list[Task]:
-    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(count))
+    addresses = free_addresses(count)
     return [Task({"worker": addresses}, "worker", index) for index in range(count)]
 
 
