@@ -82,6 +82,10 @@ class ParameterServers:
         self.scheduled = 0
         with strategy.scope():
             self._begun = tf.Variable(0, dtype=tf.int64, trainable=False, name="begun")
+            # What each step under way has returned: there also if its worker is lost before the
+            # chief has fetched it. Such a step is done, and must not be done again.
+            size = SCHEDULED_EACH * self.workers
+            self._returned = tf.Variable(tf.zeros([size, 4]), trainable=False, name="returned")
         self.step = self._make_step(strategy, train_step, optimizer)
         self._make_batches = batches
         self._batches: Any = None
@@ -99,7 +103,7 @@ class ParameterServers:
         train_step: TrainStep,
         optimizer: keras.optimizers.Optimizer,
     ) -> Callable[..., tf.Tensor]:
-        begun = self._begun
+        begun, returned = self._begun, self._returned
 
         def counted(*batch: tf.Tensor) -> tf.Tensor:
             # Before anything is changed: no step that changed something goes uncounted.
@@ -110,8 +114,10 @@ class ParameterServers:
                 return tf.stack([loss, accuracy, rate, norm])
 
         @tf.function
-        def step(batches: Any) -> tf.Tensor:
-            return strategy.run(counted, args=next(batches))
+        def step(batches: Any, place: tf.Tensor) -> tf.Tensor:
+            row = strategy.run(counted, args=next(batches))
+            returned.scatter_update(tf.IndexedSlices(row[tf.newaxis], place[tf.newaxis]))
+            return row
 
         return step
 
@@ -147,7 +153,8 @@ class ParameterServers:
         rows: list[np.ndarray] = []
         while len(rows) < count or (self.under_way and not ahead):
             while self._position < end + ahead and len(self.under_way) < self._limit():
-                self._schedule(self.step, (self._batches,))
+                place = tf.constant(self._position % (SCHEDULED_EACH * self.workers), tf.int64)
+                self._schedule(self.step, (self._batches, place))
                 self._position += 1
                 self.scheduled += 1
             rows.append(self._oldest())
@@ -211,12 +218,15 @@ class ParameterServers:
             if not self._lost_with_worker(error):
                 raise self._explained(error) from error
             self._check_cluster()
+            if function is self.step:
+                return self._returned.numpy()[int(arguments[1])]
+            # A function without effects, such as an evaluation of a batch.
             self._schedule(function, arguments)
 
     def _lost_with_worker(self, error: Exception) -> bool:
         """Whether what a call returned was lost with its worker, before it was fetched.
 
-        The coordinator, for which that call is over, does not begin it again.
+        That call is over: the coordinator does not begin it again.
         """
         return (
             isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))

@@ -149,9 +149,16 @@ def momentum_of_many_workers(strategy: Any, chief: Task) -> None:
         iterations=int(optimizer.iterations),
     )
     losing = lose_a_result(
-        engine_of(strategy, chief, lambda _: (tf.zeros([]),) * 3, optimizer, batches)
+        engine_of(
+            strategy, chief, lambda _: tf.unstack(tf.constant([0.5, 0.25, 2.0])), optimizer, batches
+        )
     )
-    tell(test="lost", lengths=[len(column) for column in losing.run(0, 5)], report=losing.report())
+    columns = losing.run(0, 5)._asdict()
+    tell(
+        test="lost",
+        columns={name: value.tolist() for name, value in columns.items()},
+        report=losing.report(),
+    )
 
 
 def whole_steps(strategy: Any, chief: Task, inputs: Any, everything: Any) -> None:
