@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from bnzoo.surgery import fold_batch_norm
 from export.forms import build_form
-from export.signatures import save_signatures
+from export.served import PROBABILITIES
+from export.signatures import build_signatures, save_signatures
 
 # From images [N, height, width, channels] to outputs [N, classes], both float32.
 Run = Callable[[np.ndarray], np.ndarray]
@@ -60,17 +61,12 @@ def keras_export(network: Network, batch: int) -> Run:
 
 
 def exported(form: str, precision: str) -> Callable[[Network, int], Run]:
-    """bnzoo's SavedModel of the folded network."""
+    """The SavedModel of the folded network that bnzoo-export writes."""
 
     def make(network: Network, batch: int) -> Run:
-        function = build_form(network.folded, form, precision)
-        signature = tf.function(
-            lambda images: {"probabilities": function(images=images)}, autograph=False
-        )
-        (spec,) = function.structured_input_signature[1].values()
         folder = _scratch()
-        traced = signature.get_concrete_function(spec)
-        save_signatures({"serving_default": traced}, (), folder)
+        signatures = build_signatures(network.folded, form=form, precision=precision)
+        save_signatures(signatures, (), folder)
         return _saved_model(folder)
 
     return make
@@ -82,8 +78,9 @@ def _saved_model(folder: Path) -> Run:
     (name,) = signature.structured_input_signature[1]
 
     def run(images: np.ndarray) -> np.ndarray:
-        (outputs,) = signature(**{name: tf.constant(images)}).values()
-        return outputs.numpy()
+        outputs = signature(**{name: tf.constant(images)})
+        # What is bnzoo's has a name; Keras' export has one output.
+        return outputs.get(PROBABILITIES, next(iter(outputs.values()))).numpy()
 
     run.keep = loaded  # type: ignore[attr-defined]  # A signature holds its variables weakly.
     return run

@@ -1,6 +1,6 @@
 """keras.applications models before and after `bnzoo.surgery`, side by side in one run.
 
-    python -m benchmarks.surgery --what=training    # a step, as built and after conversion
+    python -m benchmarks.surgery --what=training    # a step: as built, converted, without BN
     python -m benchmarks.surgery --what=inference   # latency, as built and after folding
     python -m benchmarks.surgery --what=folding     # what folds: docs/results/folding.md
 
@@ -84,6 +84,26 @@ def _training_step(model: keras.Model) -> Callable[[], object]:
     return lambda: step().numpy()
 
 
+class _Nothing(keras.layers.Layer):
+    """Stands in the place of a BN, with its arguments."""
+
+    def call(
+        self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        return inputs
+
+
+def _without_batch_norm(model: keras.Model) -> keras.Model:
+    """The model with nothing in the place of its BN: no layer can be faster than none."""
+
+    def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            return _Nothing(name=layer.name)
+        return type(layer).from_config(layer.get_config())
+
+    return keras.models.clone_model(model, clone_function=clone)
+
+
 def _inference_step(model: keras.Model) -> Callable[[], object]:
     x = images(1)
     step = tf.function(lambda: model(x, training=False))
@@ -94,11 +114,18 @@ def time_training(name: str) -> str:
     """A row of the table of training steps."""
     model = build(name)
     seconds = interleaved_medians(
-        {"keras": _training_step(model), "bnzoo": _training_step(convert_batch_norm(model))},
+        {
+            "keras": _training_step(model),
+            "bnzoo": _training_step(convert_batch_norm(model)),
+            "none": _training_step(_without_batch_norm(model)),
+        },
         FLAGS.rounds,
     )
-    before, after = seconds["keras"], seconds["bnzoo"]
-    return f"| {name} | {before * 1e3:.0f} | {after * 1e3:.0f} | {before / after:.2f} |"
+    before, after, floor = seconds["keras"], seconds["bnzoo"], seconds["none"]
+    return (
+        f"| {name} | {before * 1e3:.0f} | {after * 1e3:.0f} | {floor * 1e3:.0f} "
+        f"| {before / after:.2f} | {before / floor:.2f} |"
+    )
 
 
 def time_inference(name: str) -> str:
@@ -132,7 +159,11 @@ def fold(name: str) -> str:
 
 
 TABLES: dict[str, tuple[list[str], Callable[[str], str], list[str]]] = {
-    "training": (TIMED, time_training, ["as built (ms)", "converted (ms)", "times faster"]),
+    "training": (
+        TIMED,
+        time_training,
+        ["as built (ms)", "converted (ms)", "without BN (ms)", "times faster", "at most"],
+    ),
     "inference": (
         TIMED,
         time_inference,
