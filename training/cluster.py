@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Mapping
@@ -17,6 +18,11 @@ CHIEF, WORKER, PS = "chief", "worker", "ps"
 # The ports that the resolvers of tf.distribute take themselves.
 _SLURM_PORT, _KUBERNETES_PORT = 8888, 8470
 _EXAMPLE = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+_FORM = "host:port, with a port in [1, 65535]"
+# A name, an address of four numbers, or one of IPv6 in brackets; nothing before it, nothing behind.
+_ADDRESS = re.compile(
+    r"(?:[\w-]{1,63}(?:\.[\w-]{1,63})*\.?|\[[0-9a-f:.]+(?:%[\w.-]+)?\]):(\d{1,5})", re.A | re.I
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,23 +108,25 @@ def parse_tf_config(text: str) -> Task:
         BadFlags: it is malformed.
     """
 
+    received = f"Received: {' '.join(text.split())}"
+
     def check(holds: bool, what: str) -> None:
         if not holds:
-            raise BadFlags(f"TF_CONFIG must be like {_EXAMPLE}: {what}. Received: {text}")
+            raise BadFlags(f"TF_CONFIG must be like {_EXAMPLE}: {what}. {received}")
 
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadFlags(f"TF_CONFIG is not JSON: {error}. Received: {text}") from error
+        raise BadFlags(f"TF_CONFIG is not JSON: {error}. {received}") from error
     check(isinstance(config, dict), "it must be an object")
     cluster, task = config.get("cluster"), config.get("task")
     check(isinstance(cluster, dict) and bool(cluster), "it lacks the cluster")
     check(isinstance(task, dict), "it lacks the task")
     for job, addresses in cluster.items():
-        check(
-            isinstance(addresses, list) and all(map(_is_address, addresses)),
-            f"each {job} must be given as host:port",
-        )
+        check(isinstance(addresses, list), f"{job} must be a list of {_FORM}")
+        for index, address in enumerate(addresses):
+            what = f"{job} {index} must be given as {_FORM}, not as {json.dumps(address)}"
+            check(_is_address(address), what)
     everything = [address for addresses in cluster.values() for address in addresses]
     check(len(set(everything)) == len(everything), "two processes have one address")
     job, index = task.get("type"), task.get("index")
@@ -126,17 +134,17 @@ def parse_tf_config(text: str) -> Task:
         isinstance(job, str) and job in cluster, f"there is no process of type {job} in the cluster"
     )
     # Some that start clusters write the number as text.
-    number = int(index) if isinstance(index, str) and index.isdigit() else index
+    number = int(index) if isinstance(index, str) and index.isdecimal() else index
     check(
-        isinstance(number, int) and 0 <= number < len(cluster[job]),
+        type(number) is int and 0 <= number < len(cluster[job]),
         f"there is no {job} {index} in the cluster",
     )
     return Task({job: tuple(found) for job, found in cluster.items()}, job, number)
 
 
 def _is_address(value: Any) -> bool:
-    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    return bool(host) and port.isdigit() and 0 < int(port) < 65536
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    return found is not None and 0 < int(found[1]) < 65536
 
 
 def _check_jobs(task: Task, strategy: str, kind: str) -> None:
@@ -148,6 +156,9 @@ def _check_jobs(task: Task, strategy: str, kind: str) -> None:
             f"the processes of a cluster must be {CHIEF}, {WORKER} or {PS}, not "
             f"{', '.join(sorted(unknown))}. {received}"
         )
+    for name, address in task.tasks:
+        if not _is_address(address):
+            raise BadFlags(f"{name} must listen at {_FORM}, not at {address}. {received}")
     if strategy == PARAMETER_SERVER:
         if counts.get(CHIEF) != 1 or not counts.get(WORKER) or not counts.get(PS):
             raise BadFlags(

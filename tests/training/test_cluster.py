@@ -44,21 +44,67 @@ def test_tf_config() -> None:
         ("[]", "it must be an object"),
         ("{}", "it lacks the cluster"),
         (json.dumps({"cluster": TWO}), "it lacks the task"),
-        (config({"worker": "a:1"}), "each worker must be given as host:port"),
-        (config({"worker": ["a"]}), "each worker must be given as host:port"),
-        (config({"worker": ["a:0"]}), "each worker must be given as host:port"),
+        (config({"worker": "a:1"}), r"worker must be a list of host:port, with a port in \[1, "),
         (config({"worker": ["a:1", "a:1"]}), "two processes have one address"),
         (config(type="chief"), "there is no process of type chief in the cluster"),
         (config(type=["worker"]), r"there is no process of type \['worker'\] in the cluster"),
         (config(index=2), "there is no worker 2 in the cluster"),
         (config(index=-1), "there is no worker -1 in the cluster"),
         (config(index=None), "there is no worker None in the cluster"),
+        (config(index=True), "there is no worker True in the cluster"),
+        (
+            config(index="\N{SUPERSCRIPT TWO}"),
+            "there is no worker \N{SUPERSCRIPT TWO} in the clust",
+        ),
+        (
+            '{"cluster":\n  {"worker":\n  ["h"]},\n "task": {}}',
+            r'not as "h"\. Received: \{"cluster": ',
+        ),
     ],
 )
 def test_malformed_tf_config(text: str, message: str) -> None:
     with pytest.raises(BadFlags, match=message) as caught:
         parse_tf_config(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://h:2222",
+        "h",
+        "h:",
+        "h:0",
+        "h:99999",
+        "h:65536",
+        "h:\N{SUPERSCRIPT TWO}",
+        "h:1:2",
+        ":2222",
+        "h:2222/",
+        "me@h:2222",
+        "h h:2222",
+        "h..i:2222",
+        "x" * 64 + ":2222",
+        "::1:2222",
+        "",
+        2222,
+        None,
+        ["h:2222"],
+    ],
+)
+def test_an_address_that_is_none_is_named(address: Any) -> None:
+    with pytest.raises(BadFlags) as caught:
+        parse_tf_config(config({"worker": ["a:1", address]}))
+    told = "worker 1 must be given as host:port, with a port in [1, 65535], not as "
+    assert f": {told}{json.dumps(address)}. Received: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["h:1", "h-1.a_b.svc.cluster.local.:65535", "10.0.0.1:02222", "[fe80::1%eth0]:2222"]
+)
+def test_addresses(address: str) -> None:
+    assert parse_tf_config(config({"worker": ["a:1", address]})).address == address
 
 
 @pytest.mark.parametrize(
@@ -113,6 +159,10 @@ def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         "worker": ("node2:5000", "node2:5001"),
     }
     assert task.name == "worker 0"
+    with pytest.raises(
+        BadFlags, match=r"^worker 1 must listen at host:port, .*, not at node1:65536"
+    ):
+        find_task(Placement(strategy="multi_worker", cluster_port=65535), SLURM)
     with pytest.raises(BadFlags, match="needs at least 5 tasks: a chief, 3 ps, and a worker"):
         find_task(Placement(strategy="parameter_server", parameter_servers=3), SLURM)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"  # Dealt out by Slurm, or of no use.
