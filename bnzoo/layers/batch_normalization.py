@@ -12,6 +12,7 @@ from bnzoo.checks import check_number
 
 from . import fused
 from .axes import as_axis, resolve_axes
+from .kernel_or_equations import CUDNN_MIN_EPSILON, pays
 from .moments import moments
 from .real_inputs import as_floating
 
@@ -220,18 +221,23 @@ class BatchNormalization(keras.layers.BatchNormalization):
         across_replicas = self.synchronized and _replicas() > 1
         if mask is None and not across_replicas and fused.can_fuse(x, self._axes):
             gamma, beta = self._affine(tf.float32)
-            y, mean, variance, count = fused.batch_norm(x, gamma, beta, self.epsilon, self._axes)
+            y, mean, unbiased, count = fused.batch_norm(x, gamma, beta, self.epsilon, self._axes)
         else:
             x = _widen(x)
             mean, variance, count = moments(x, self._reduction_axes, mask, self.synchronized)
             y = self._normalize(x, mean, variance)
-        self._move_statistics(mean, variance, count)
+            unbiased = variance * (count / tf.maximum(count - 1, 1))
+            shape = self.moving_mean.shape
+            mean, unbiased, count = (
+                fused.reshaped_to(shape, value) for value in (mean, unbiased, count)
+            )
+        self._move_statistics(mean, unbiased, count)
         return y
 
     def _normalize_by_population(self, x: tf.Tensor) -> tf.Tensor:
         mean, variance = self._population_statistics()
-        accepted = fused.can_fuse(x, self._axes) and self.epsilon >= fused.CUDNN_MIN_EPSILON
-        if accepted and fused.pays(x):
+        accepted = fused.can_fuse(x, self._axes) and self.epsilon >= CUDNN_MIN_EPSILON
+        if accepted and pays(x):
             gamma, beta = self._affine(tf.float32)
             mean, variance = tf.cast(mean, tf.float32), tf.cast(variance, tf.float32)
             return fused.batch_norm_inference(
@@ -275,14 +281,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
         placed = [tf.identity(value) for value in statistics]
         return context.all_reduce(tf.distribute.ReduceOp.MEAN, placed)
 
-    def _move_statistics(self, mean: tf.Tensor, variance: tf.Tensor, count: tf.Tensor) -> None:
+    def _move_statistics(self, mean: tf.Tensor, unbiased: tf.Tensor, count: tf.Tensor) -> None:
         """Algorithm 2's unbiased variance into the moving statistics; see the class."""
         shape, dtype = self.moving_mean.shape, self.moving_mean.value.dtype
-        mean, variance, count = (
-            tf.cast(tf.reshape(tf.stop_gradient(value), shape), dtype)
-            for value in (mean, variance, count)
+        mean, unbiased, count = (
+            tf.cast(tf.stop_gradient(value), dtype) for value in (mean, unbiased, count)
         )
-        unbiased = variance * (count / tf.maximum(count - 1, 1))
+        if self.momentum is None:
+            count = tf.broadcast_to(count, shape)
         # What the mean and the variance can be known from: one value, and two.
         known = tf.cast(tf.stack([count > 0, count > 1]), dtype)
         if self.momentum is None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from bnzoo.layers import fused
+from bnzoo.layers import kernel_or_equations
 
 
 def small(function: Callable) -> Callable:
@@ -16,7 +16,7 @@ def small(function: Callable) -> Callable:
 
     def traced(*arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fused, "KERNEL_MIN_VALUES", 1 << 30)
+            patch.setattr(kernel_or_equations, "KERNEL_MIN_VALUES", 1 << 30)
             return function(*arguments)
 
     return traced
