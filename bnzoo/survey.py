@@ -169,6 +169,8 @@ class _Measuring(BatchNormalization):
         return self.add_weight(name=name, shape=shape, initializer=initializer, trainable=False)
 
     def _move_statistics(self, mean: tf.Tensor, variance: tf.Tensor, count: tf.Tensor) -> None:
+        # The count may be one for all channels.
+        count = tf.broadcast_to(count, tf.shape(mean))
         reading = tf.stack([tf.reshape(value, [-1]) for value in (mean, variance, count)])
         self.note(reading)
 
