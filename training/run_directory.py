@@ -22,9 +22,10 @@ CONFIG = "config.json"
 METRICS = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
+EXAMPLES = "examples"
 
 FORMAT_VERSION = 1
-_PARTIAL = ".partial."
+PARTIAL = ".partial."
 
 
 def cannot_write(path: str, why: str) -> RunFailed:
@@ -51,7 +52,7 @@ def write_aside(path: str, write: Callable[[str], None]) -> None:
         RunFailed: it cannot be written; then nothing of it is left.
     """
     folder, name = os.path.split(path)
-    partial = os.path.join(folder, _PARTIAL + name)
+    partial = os.path.join(folder, PARTIAL + name)
     with writing(path):
         try:
             write(partial)
@@ -88,7 +89,7 @@ def check_run_dir(run_dir: str, settings: Settings, overwrite: bool) -> None:
     if not os.path.isdir(run_dir):
         raise BadFlags(f"--run_dir must be a folder. Received: --run_dir={run_dir}, a file")
     if not os.path.exists(os.path.join(run_dir, CONFIG)):
-        if any(not name.startswith(_PARTIAL) for name in os.listdir(run_dir)):
+        if any(not name.startswith(PARTIAL) for name in os.listdir(run_dir)):
             raise BadFlags(
                 f"--run_dir must be new, empty or the folder of a run. "
                 f"Received: --run_dir={run_dir}, which has no {CONFIG}"
@@ -126,7 +127,7 @@ def make(run_dir: str) -> None:
 
 def clear(run_dir: str) -> None:
     """Deletes the run in `run_dir`, and nothing else that lies there."""
-    for name in (CHECKPOINTS, TENSORBOARD):
+    for name in (CHECKPOINTS, TENSORBOARD, EXAMPLES):
         shutil.rmtree(os.path.join(run_dir, name), ignore_errors=True)
     # The configuration goes last: without it, what remains would not be known as a run.
     for name in (MODEL, PREPROCESSING, LABELS, METRICS, CONFIG):

@@ -69,6 +69,7 @@ def train(
     # Imported here, as TensorFlow takes seconds and mistakes in the flags are told without it.
     from . import data, loop, strategies, task_server
     from .cluster import find_task
+    from .examples import write_examples
     from .networks import build_model
     from .percentiles import choose
     from .stopping import StopRequest
@@ -93,6 +94,7 @@ def train(
                 run_directory.clear(run_dir)
             run_directory.make(run_dir)
             loop.write_description(run_dir, settings, inputs)
+            write_examples(run_dir, inputs)
             print(
                 f"{settings.model} by recipe {settings.recipe} on {settings.dataset}: "
                 f"{inputs.train.examples} training and {inputs.evaluation.examples} held-out "

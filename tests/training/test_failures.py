@@ -220,8 +220,10 @@ def test_metrics_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
 
 
 def test_examples_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
-    with disk_full_at(10), pytest.raises(RunFailed, match=r"\.png cannot be written: File too"):
+    match = "examples cannot be written: File too"
+    with disk_full_at(10), pytest.raises(RunFailed, match=match):
         write_examples(str(tmp_path), data.open_inputs(settings()))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_run_dir_below_a_file_is_one_line(

@@ -66,7 +66,7 @@ def test_clear_deletes_the_run_alone(tmp_path: Path) -> None:
     write_config(str(tmp_path), settings(), {})
     for name in ("model.keras", "preprocessing.json", "labels.txt", "metrics.csv", "notes.txt"):
         (tmp_path / name).write_text("x")
-    for name in ("checkpoints", "tensorboard"):
+    for name in ("checkpoints", "tensorboard", "examples"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
     clear(str(tmp_path))

@@ -30,6 +30,7 @@ def test_run_directory_has_what_the_contract_says(
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints",
         "config.json",
+        "examples",
         "labels.txt",
         "metrics.csv",
         "model.keras",

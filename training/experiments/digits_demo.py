@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .. import data, examples, run_directory, train
+from .. import data, run_directory, train
 from ..command_line import parse
 from ..data import Inputs
 from ..settings import resolve
@@ -173,7 +173,6 @@ def run(folder: str, epochs: int = EPOCHS) -> int:
     os.symlink(better, os.path.join(folder, "better"))
     values, _ = parse(TRAIN_FLAGS, ["bnzoo-train", *command(better, folder, epochs)])
     inputs = data.open_inputs(resolve(values.flag_values_dict()))
-    examples.write_examples(os.path.join(folder, better), inputs)
     write_held_out(os.path.join(folder, better), inputs, os.path.join(folder, "held_out.npz"))
     draw(curves, os.path.join(folder, "curves.png"))
     print(f"\n{table(curves)}\n\nBoth curves: {os.path.join(folder, 'curves.png')}\n", flush=True)

@@ -97,7 +97,6 @@ def test_leaves_what_the_export_and_the_comparison_need(
     assert "| bn_x5     | 0.015 | 75.00%                 | 90 " in printed
     assert os.readlink(tmp_path / "better") == "bn_x5"
     assert (tmp_path / "curves.png").exists()
-    assert len(os.listdir(tmp_path / "bn_x5" / "examples")) == 16
 
     held = np.load(tmp_path / "held_out.npz")
     test = digits().open_split("test")
