@@ -168,10 +168,9 @@ class _Measuring(BatchNormalization):
         # processes, and these may have different numbers of batches.
         return self.add_weight(name=name, shape=shape, initializer=initializer, trainable=False)
 
-    def _move_statistics(self, mean: tf.Tensor, variance: tf.Tensor, count: tf.Tensor) -> None:
-        # The count may be one for all channels.
+    def _move_statistics(self, mean: tf.Tensor, unbiased: tf.Tensor, count: tf.Tensor) -> None:
         count = tf.broadcast_to(count, tf.shape(mean))
-        reading = tf.stack([tf.reshape(value, [-1]) for value in (mean, variance, count)])
+        reading = tf.stack([tf.reshape(value, [-1]) for value in (mean, unbiased, count)])
         self.note(reading)
 
 

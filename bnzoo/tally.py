@@ -30,21 +30,21 @@ def empty(shape: tuple[int, ...]) -> np.ndarray:
     return np.zeros((5, math.prod(shape)))
 
 
-def of_batch(mean: np.ndarray, variance: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """The tally of one batch, from its mean, biased variance and count for each channel."""
-    # Where nothing was counted the others may be anything.
-    mean, variance = (np.where(count > 0, value, 0.0) for value in (mean, variance))
+def of_batch(mean: np.ndarray, unbiased: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """The tally of one batch, from its mean, unbiased variance and count for each channel."""
+    # The mean of nothing and the variance of one value may be anything.
+    mean, unbiased = np.where(count > 0, mean, 0.0), np.where(count > 1, unbiased, 0.0)
     values = np.asarray(count, np.float64)
-    between = np.zeros_like(values)
-    return np.stack([values, mean, values * variance, between, np.maximum(values - 1, 0)])
+    freedom = np.maximum(values - 1, 0)
+    return np.stack([values, mean, freedom * unbiased, np.zeros_like(values), freedom])
 
 
 def merged(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The tally of the batches of both.
 
     Example:
-        >>> first = of_batch(np.array([1]), np.array([1]), np.array([2]))
-        >>> both = merged(first, of_batch(np.array([12]), np.array([4]), np.array([2])))
+        >>> first = of_batch(np.array([1]), np.array([2]), np.array([2]))
+        >>> both = merged(first, of_batch(np.array([12]), np.array([8]), np.array([2])))
         >>> [float(value) for value in both[:, 0]]
         [4.0, 6.5, 10.0, 121.0, 2.0]
     """

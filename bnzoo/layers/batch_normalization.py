@@ -229,7 +229,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
             unbiased = variance * (count / tf.maximum(count - 1, 1))
             shape = self.moving_mean.shape
             mean, unbiased, count = (
-                fused.reshaped_to(shape, value) for value in (mean, unbiased, count)
+                tf.stop_gradient(fused.reshaped_to(shape, value))
+                for value in (mean, unbiased, count)
             )
         self._move_statistics(mean, unbiased, count)
         return y
@@ -282,25 +283,30 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return context.all_reduce(tf.distribute.ReduceOp.MEAN, placed)
 
     def _move_statistics(self, mean: tf.Tensor, unbiased: tf.Tensor, count: tf.Tensor) -> None:
-        """Algorithm 2's unbiased variance into the moving statistics; see the class."""
+        """Moves the statistics towards those of a batch; see the class.
+
+        Args:
+            mean: of the shape of the statistics.
+            unbiased: Algorithm 2's variance.
+            count: the values behind each statistic, one number if it is the same for all.
+        """
         shape, dtype = self.moving_mean.shape, self.moving_mean.value.dtype
-        mean, unbiased, count = (
-            tf.cast(tf.stop_gradient(value), dtype) for value in (mean, unbiased, count)
-        )
-        if self.momentum is None:
-            count = tf.broadcast_to(count, shape)
+        mean, unbiased = tf.cast(mean, dtype), tf.cast(unbiased, dtype)
         # What the mean and the variance can be known from: one value, and two.
-        known = tf.cast(tf.stack([count > 0, count > 1]), dtype)
+        number = tf.get_static_value(count)
+        known = [
+            tf.cast(count > least, dtype) if number is None else (number > least).astype(dtype.name)
+            for least in (0, 1)
+        ]
         if self.momentum is None:
-            _subtract(self.batches_seen, -known)
-            mean_rate, variance_rate = tf.unstack(
-                known / tf.maximum(tf.convert_to_tensor(self.batches_seen), 1)
-            )
+            seen = tf.stack([tf.broadcast_to(value, shape) for value in known])
+            _subtract(self.batches_seen, -seen)
+            rates = tf.unstack(seen / tf.maximum(tf.convert_to_tensor(self.batches_seen), 1))
         else:
-            mean_rate, variance_rate = tf.unstack(known * (1 - self.momentum))
+            rates = [value * (1 - self.momentum) for value in known]
         for variable, batch, rate in (
-            (self.moving_mean, mean, mean_rate),
-            (self.moving_variance, unbiased, variance_rate),
+            (self.moving_mean, mean, rates[0]),
+            (self.moving_variance, unbiased, rates[1]),
         ):
             moving = tf.convert_to_tensor(variable)
             # Where the rate is 0 the statistic of the batch may be NaN.

@@ -84,7 +84,11 @@ def batch_norm(
         reshaped_to([layout.channels], beta),
         Use(epsilon, layout.data_format),
     )
-    count = tf.cast(tf.size(x, tf.int64) // layout.channels, tf.float32)
+    size = x.shape.num_elements()
+    if size is None:
+        count = tf.cast(tf.size(x, tf.int64) // layout.channels, tf.float32)
+    else:
+        count = tf.constant(size // layout.channels, tf.float32)
     statistics = (reshaped_to(gamma.shape, value) for value in (mean, unbiased))
     return (tf.reshape(y, tf.shape(x)), *statistics, count)
 

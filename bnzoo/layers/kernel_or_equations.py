@@ -98,19 +98,18 @@ def batch_norm_of_rank_4(
         return (y, mean, unbiased), backward
 
     @tf.custom_gradient
-    def gradient(*arguments: tf.Tensor) -> tuple:
+    def gradient(dy: tf.Tensor, x: tf.Tensor, gamma: tf.Tensor, *residuals: tf.Tensor) -> tuple:
         # These may be tensors of the graph of the forward pass, which a third one cannot reach.
-        dy, x, gamma, *residuals = (tf.identity(argument) for argument in arguments)
+        sources = tf.identity_n([dy, x, gamma])
 
         def of_gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
             # From the equations, which know how the residuals depend on `x`.
-            sources = [dy, x, gamma]
             with tf.GradientTape() as tape:
                 tape.watch(sources)
-                results = _written_out_gradient(*sources, *residuals, use=use)
+                results = _written_out_gradient(*sources, use=use)
             return [*tape.gradient(results, sources, upstream), *[None] * len(residuals)]
 
-        return _choose(_BACKWARD, use, dy, x, gamma, *residuals), of_gradient
+        return _choose(_BACKWARD, use, *sources, *residuals), of_gradient
 
     return forward(x, gamma, beta)
 
@@ -224,7 +223,7 @@ def _written_out(
 
 
 def _written_out_gradient(
-    dy: tf.Tensor, x: tf.Tensor, gamma: tf.Tensor, *residuals: tf.Tensor, use: Use
+    dy: tf.Tensor, x: tf.Tensor, gamma: tf.Tensor, *_residuals: tf.Tensor, use: Use
 ) -> tuple[tf.Tensor, ...]:
     """Section 3's gradients, simplified.
 
