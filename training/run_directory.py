@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
@@ -108,6 +109,8 @@ def check_run_dir(run_dir: str, settings: Settings, overwrite: bool) -> None:
 def is_finished(run_dir: str, settings: Settings) -> bool:
     """Whether the run in `run_dir` has done all steps of `settings`.
 
+    One whose network is damaged has not: it is made again from the last checkpoint.
+
     A run that was finished and then told to do more steps keeps its network until it has another;
     but its configuration is the newer of the two then.
     """
@@ -116,7 +119,18 @@ def is_finished(run_dir: str, settings: Settings) -> bool:
         os.path.exists(model)
         and read_config(run_dir)["flags"].get("steps") == settings.steps
         and os.stat(model).st_mtime_ns >= os.stat(config).st_mtime_ns
+        and _is_whole(model)
     )
+
+
+def _is_whole(model: str) -> bool:
+    """Whether the file of a network, a zip archive, can be read to its end."""
+    try:
+        with zipfile.ZipFile(model) as archive:
+            return archive.testzip() is None
+    except Exception:
+        # What zipfile raises of damaged files has no common class.
+        return False
 
 
 def make(run_dir: str) -> None:
