@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from .command_line import BadFlags, RunFailed, RunStopped
 from .data import Inputs, Share
 from .failures import reason
 from .peers import Peers
-from .placement import MIRRORED, MULTI_WORKER, ONE_DEVICE, Placement
+from .placement import MIRRORED, ONE_DEVICE, PARAMETER_SERVER, Placement
 from .settings import Settings
 
 PROGRAM = "bnzoo-train"
@@ -158,14 +159,29 @@ def sum_over_processes(devices: Devices, own: tf.Tensor) -> tf.Tensor:
     return devices.strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None)
 
 
-def facts(settings: Settings, placement: Placement) -> Mapping[str, Mapping[str, Any]]:
+def facts(
+    settings: Settings, placement: Placement, run_dir: str
+) -> Mapping[str, Mapping[str, Any]]:
     """What must be the same in all processes that train together."""
-    flags = {**dataclasses.asdict(settings), "strategy": placement.strategy}
+    flags = {
+        **dataclasses.asdict(settings),
+        "strategy": placement.strategy,
+        # One that is relative is another folder in another place.
+        "run_dir": os.path.abspath(run_dir),
+    }
     return {"flag": flags, "version": run_directory.versions()}
 
 
-def open_devices(settings: Settings, placement: Placement) -> Devices:
+def open_devices(
+    settings: Settings, placement: Placement, run_dir: str, task: Task | None = None
+) -> Devices:
     """Builds what `placement` asks for; before anything else of TensorFlow runs.
+
+    Args:
+        settings: those of the run.
+        placement: what computes.
+        run_dir: the folder of the run, which all processes share.
+        task: this process among those of the cluster, where that is known already.
 
     Raises:
         BadFlags: there is no such cluster or device, its processes were started differently, or
@@ -176,12 +192,14 @@ def open_devices(settings: Settings, placement: Placement) -> Devices:
         return Devices(tf.distribute.get_strategy())
     if placement.strategy == MIRRORED:
         devices = Devices(_mirrored(placement.devices))
-    elif placement.strategy == MULTI_WORKER:
-        devices = _multi_worker(settings, placement)
     else:
-        task = find_task(placement)
-        strategy = task_server.connect(task, facts(settings, placement), placement.cluster_timeout)
-        return Devices(strategy, task, asynchronous=True, patience=placement.cluster_timeout)
+        task = task or find_task(placement)
+        same, patience = facts(settings, placement, run_dir), placement.cluster_timeout
+        if placement.strategy == PARAMETER_SERVER:
+            strategy = task_server.connect(task, same, patience)
+            return Devices(strategy, task, asynchronous=True, patience=patience)
+        rendezvous.meet(task, same, patience)
+        devices = _multi_worker(task)
     if settings.batch_size < devices.replicas:
         raise BadFlags(
             f"--batch_size must be at least {devices.replicas}, one example for each device. "
@@ -240,9 +258,8 @@ def _leader(task: Task) -> str:
     return f"/job:{CHIEF if CHIEF in task.jobs else WORKER}/replica:0/task:0"
 
 
-def _multi_worker(settings: Settings, placement: Placement) -> Devices:
-    task = find_task(placement)
-    rendezvous.meet(task, facts(settings, placement), placement.cluster_timeout)
+def _multi_worker(task: Task) -> Devices:
+    """All devices of all processes, which have met, in step."""
     _bear_pauses(task)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         task_server.cluster_spec(task),

@@ -10,7 +10,7 @@ from absl import flags
 
 from . import run_directory
 from .command_line import BadFlags, run_command
-from .placement import PARAMETER_SERVER, Placement, placement
+from .placement import KUBERNETES, PARAMETER_SERVER, Placement, placement
 from .settings import Settings, resolve
 from .train_flags import TRAIN_FLAGS
 
@@ -74,16 +74,21 @@ def train(
     from .percentiles import choose
     from .stopping import StopRequest
 
+    place = placement or Placement()
+    # First, so that a mistake in TF_CONFIG is told also where there is nothing to do. Kubernetes is
+    # asked later: of a run that is finished, the pods of the others may be gone.
+    early = place.in_cluster and place.cluster != KUBERNETES
+    task = find_task(place) if early else None
     if not overwrite and run_directory.is_finished(run_dir, settings):
         print(f"{run_dir} is finished: --overwrite trains it anew")
         return
-    if placement and placement.strategy == PARAMETER_SERVER:
-        task = find_task(placement)
-        if not task.is_chief:
-            facts = strategies.facts(settings, placement)
-            task_server.serve(task, facts, placement.cluster_timeout)
-            return
-    devices = strategies.open_devices(settings, placement or Placement())
+    if place.in_cluster and not early:
+        task = find_task(place)
+    if place.strategy == PARAMETER_SERVER and task and not task.is_chief:
+        facts = strategies.facts(settings, place, run_dir)
+        task_server.serve(task, facts, place.cluster_timeout)
+        return
+    devices = strategies.open_devices(settings, place, run_dir, task)
     with devices.guarded(), StopRequest() as stop:
         inputs = data.open_inputs(settings)
         devices.check_same_data(inputs)

@@ -46,7 +46,7 @@ def network(chosen: Settings, devices: Devices) -> keras.Model:
 def main() -> None:
     output, steps, *argv = sys.argv[1:]
     chosen = settings(*argv)
-    devices = strategies.open_devices(chosen, placement(given(*MODEL, *argv)))
+    devices = strategies.open_devices(chosen, placement(given(*MODEL, *argv)), output)
     inputs = data.open_inputs(chosen)
     run = Run(chosen, inputs, network(chosen, devices), output + "_run", devices, StopRequest())
     initial = [variable.numpy() for variable in run.model.variables]

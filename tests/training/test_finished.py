@@ -1,0 +1,75 @@
+"""The same command again where a run is finished, or only looks as if it were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from training import train
+
+from .helpers import read_metrics, train_argv
+
+FLAGS = ("--steps=6", "--batch_size=50", "--checkpoint_every=4", "--population_batches=2")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    assert train.main(train_argv(run, *FLAGS)) == 0
+    return run
+
+
+def test_a_malformed_tf_config_is_told_all_the_same(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for strategy in ("multi_worker", "parameter_server"):
+        argv = train_argv(finished, *FLAGS, f"--strategy={strategy}")
+        monkeypatch.setenv("TF_CONFIG", '{"cluster":\n{"worker": ["http://h:2222"]}, "task": {}}')
+        assert train.main(argv) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("bnzoo-train: TF_CONFIG must be like ")
+        assert (
+            ': worker 0 must be given as host:port, with a port in [1, 65535], not as "http://h'
+            in (captured.err)
+        )
+        assert captured.err.count("\n") == 1
+
+
+def test_kubernetes_is_not_asked_for_a_run_that_is_finished(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pods of the other processes may be gone by then."""
+    argv = train_argv(finished, *FLAGS, "--strategy=multi_worker", "--cluster=kubernetes")
+    assert train.main(argv) == 0
+    assert capsys.readouterr().out == f"{finished} is finished: --overwrite trains it anew\n"
+
+
+@pytest.mark.parametrize("how", ["emptied", "truncated", "overwritten"])
+def test_a_damaged_network_is_made_again(
+    how: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = finished / "model.keras"
+    whole = path.read_bytes()
+    expected = keras.models.load_model(path).get_weights()
+    rows = read_metrics(finished)
+    middle = len(whole) // 2
+    path.write_bytes(
+        {
+            "emptied": b"",
+            "truncated": whole[:middle],
+            "overwritten": whole[:middle] + bytes(100) + whole[middle + 100 :],
+        }[how]
+    )
+    assert train.main(train_argv(finished, *FLAGS)) == 0
+    output = capsys.readouterr().out
+    assert "continuing at step 6\n" in output
+    assert f"{finished}: held-out accuracy " in output
+    for old, new in zip(expected, keras.models.load_model(path).get_weights(), strict=True):
+        np.testing.assert_array_equal(new, old)
+    assert read_metrics(finished) == rows
+    assert train.main(train_argv(finished, *FLAGS)) == 0
+    assert capsys.readouterr().out == f"{finished} is finished: --overwrite trains it anew\n"
