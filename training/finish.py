@@ -43,13 +43,16 @@ def finish(run: Run) -> Evaluation:
         weights = model.get_weights()
         if devices.processes > 1:
             _print_checksum(run, weights)
-            devices.part()
-        if not devices.is_chief:
-            return result
-        model = build_model(settings, inputs)
-        model = models.without_auxiliary(model) if isinstance(model.output, dict) else model
-        model.set_weights(weights)
-    write_model(run.run_dir, model)
+        if devices.is_chief:
+            model = build_model(settings, inputs)
+            model = models.without_auxiliary(model) if isinstance(model.output, dict) else model
+            model.set_weights(weights)
+    if devices.is_chief:
+        write_model(run.run_dir, model)
+    if devices.processes > 1:
+        # Nobody ends before the network is written: without the others the chief, started again,
+        # could not do so.
+        devices.part()
     return result
 
 

@@ -124,6 +124,15 @@ def test_stopped_and_killed_the_run_ends_as_an_unbroken_one(
     assert tf.train.latest_checkpoint(str(folder / "checkpoints")).endswith("ckpt-1500")
 
 
+def test_nobody_is_done_before_the_network_is_written(tmp_path: Path) -> None:
+    """Else the chief, started again without the others, could not make up for it."""
+    (tmp_path / "run" / ".partial.model.keras").mkdir(parents=True)
+    runs = cluster(tmp_path, command(tmp_path / "run", "--steps=2"))
+    assert [run.wait(120) for run in runs] == [1, 1], outputs(runs)
+    assert f"{tmp_path}/run/model.keras cannot be written: Is a directory" in runs[0].text
+    assert runs[1].lines("bnzoo-train: worker 0 at "), runs[1].text
+
+
 def tf_config_of(program: Program) -> str:
     return program.environment["TF_CONFIG"]
 
@@ -133,7 +142,7 @@ def test_others_flags_are_refused_and_a_missing_process_is_named(
 ) -> None:
     first, second = tf_configs(2)
     argv = command(tmp_path / "run", "--steps=4")
-    other = command(tmp_path / "run", "--steps=4", "--learning_rate=0.3")
+    other = command(tmp_path / "other", "--steps=4", "--learning_rate=0.3")
     lonely = command(tmp_path / "lonely", "--steps=4", "--cluster_timeout=2")
     alone = tf_configs(2)[0]
     address = json.loads(alone)["cluster"]["worker"]
@@ -145,7 +154,11 @@ def test_others_flags_are_refused_and_a_missing_process_is_named(
     started += runs
     assert [run.wait(120) for run in runs] == [2, 2, 1], outputs(runs)
     for run in runs[:2]:
-        assert "does not run the same as worker 0: flag learning_rate (0.1 and 0.3). " in run.text
+        assert (
+            "does not run the same as worker 0: flag learning_rate (0.1 and 0.3), flag run_dir "
+            f"({tmp_path}/run and {tmp_path}/other). All processes must be started alike\n"
+        ) in run.text
     assert f"no answer within 2 s from worker 1 at {address[1]} (" in runs[2].text
     assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "other").exists()
     assert not (tmp_path / "lonely").exists()
