@@ -83,22 +83,27 @@ def _ask(address: str, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
         connection.settimeout(_CALL_SECONDS)
         try:
             connection.sendall(json.dumps(own).encode() + b"\n")
-            answer = json.loads(_line(connection))
+            answer = _message(connection)
         except (ValueError, ConnectionError) as error:
             raise ValueError("it is no process of bnzoo-train that starts") from error
-    if not isinstance(answer, dict) or answer.get("name") != name:
+    if answer["name"] != name:
         raise ValueError(f"it is not {name}")
     return answer["facts"]
 
 
-def _line(connection: socket.socket) -> bytes:
+def _message(connection: socket.socket) -> Mapping[str, Any]:
+    """The name and the facts of the process at the other end; ValueError if it says others."""
     received = b""
     while not received.endswith(b"\n"):
         piece = connection.recv(65536)
         if not piece or len(received) > _LONGEST:
             raise ValueError("it hung up")
         received += piece
-    return received
+    said = json.loads(received)
+    name, facts = (said.get("name"), said.get("facts")) if isinstance(said, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(facts, dict):
+        raise ValueError("it says something else")
+    return said
 
 
 class _Host:
@@ -130,11 +135,11 @@ class _Host:
             except OSError:  # Closed.
                 return
             # Whoever else knocks here is of no interest.
-            with contextlib.suppress(OSError, ValueError, TypeError), connection:
+            with contextlib.suppress(OSError, ValueError), connection:
                 connection.settimeout(_CALL_SECONDS)
-                asking = json.loads(_line(connection))
+                asking = _message(connection)
                 connection.sendall(self._own)
-                self._missing.discard(asking.get("name"))
+                self._missing.discard(asking["name"])
                 if not self._missing:
                     self._all_asked.set()
 
