@@ -140,13 +140,25 @@ def make(run_dir: str) -> None:
 
 
 def clear(run_dir: str) -> None:
-    """Deletes the run in `run_dir`, and nothing else that lies there."""
-    for name in (CHECKPOINTS, TENSORBOARD, EXAMPLES):
-        shutil.rmtree(os.path.join(run_dir, name), ignore_errors=True)
+    """Deletes the run in `run_dir`, and nothing else that lies there.
+
+    Raises:
+        RunFailed: something of it cannot be deleted.
+    """
     # The configuration goes last: without it, what remains would not be known as a run.
-    for name in (MODEL, PREPROCESSING, LABELS, METRICS, CONFIG):
-        if os.path.exists(os.path.join(run_dir, name)):
-            os.remove(os.path.join(run_dir, name))
+    files = (MODEL, PREPROCESSING, LABELS, METRICS, CONFIG)
+    for name in (CHECKPOINTS, TENSORBOARD, EXAMPLES, *files):
+        path = os.path.join(run_dir, name)
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            elif os.path.lexists(path):
+                os.remove(path)
+        except OSError as error:
+            raise RunFailed(
+                f"{path} cannot be deleted: {error.strerror}. Delete {run_dir} yourself, or give "
+                "another folder"
+            ) from error
 
 
 def versions() -> dict[str, str]:

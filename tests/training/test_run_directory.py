@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib import metadata
 from pathlib import Path
 
@@ -71,6 +72,34 @@ def test_clear_deletes_the_run_alone(tmp_path: Path) -> None:
         (tmp_path / name / "file").write_text("x")
     clear(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_what_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the run would go on from checkpoints that were to be deleted."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (run, elsewhere):
+        folder.mkdir()
+    write_config(str(run), settings(), {})
+    (elsewhere / "ckpt-1.index").write_text("x")
+    (run / "checkpoints").symlink_to(elsewhere)
+    clear(str(run))
+    assert list(run.iterdir()) == []
+    assert (elsewhere / "ckpt-1.index").exists()
+
+    (run / "checkpoints").mkdir()
+    write_config(str(run), settings(), {})
+
+    def refuse(path: str, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    with pytest.raises(RunFailed) as caught:
+        clear(str(run))
+    assert str(caught.value) == (
+        f"{run}/checkpoints cannot be deleted: Permission denied. Delete {run} yourself, or give "
+        "another folder"
+    )
+    assert (run / "config.json").exists()
 
 
 def test_a_file_is_never_half_written(tmp_path: Path) -> None:
