@@ -135,7 +135,7 @@ def convert(conversion: Conversion, labels: Sequence[str] | None, run_dir: str) 
     except (ValueError, ImportError) as error:
         raise RunFailed(str(error)) from error
     run_directory.clear(run_dir)
-    os.makedirs(run_dir, exist_ok=True)
+    run_directory.make(run_dir)
     # All that it needs of settings are their fields, the seed among them.
     run_directory.write_config(
         run_dir, cast(Settings, conversion), {"form": checkpoint.form_name, "classes": len(names)}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import pathlib
+from unittest import mock
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from bnzoo import pretrained
 from bnzoo.models import FORMS
 from bnzoo.preprocessing import Preprocessing
 from export import saved_model
@@ -105,3 +107,14 @@ def test_what_cannot_be_converted_is_told_in_one_line_and_nothing_is_touched(
     assert not folders["new"].exists()
     assert (folders["run"] / "config.json").read_text() == "kept"
     assert (folders["other"] / "file").read_text() == "kept"
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    """The weights are read before; here there are none."""
+    monkeypatch.setattr(pretrained, "read_checkpoint", mock.Mock())
+    monkeypatch.setattr(convert_weights, "_labels", lambda *_: [])
+    (tmp_path / "file").write_text("kept")
+    assert command("torch", "a.pth", tmp_path / "file" / "run") == 1
+    assert capsys.readouterr().err.startswith(
+        f"bnzoo-convert-weights: {tmp_path}/file/run cannot be written: Not a directory. "
+    )
