@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import flags
 
-from .settings import TOP_K, Settings
+from .settings import MAX_MEGAPIXELS, TOP_K, Settings
 from .versions import NEXT, is_version
 from .warmup import read_batch_sizes
 
@@ -28,6 +28,8 @@ CROPS = ("1", "10", "144")
 VARIABLES = ("variables", "constants")
 PRECISIONS = ("float32", "bfloat16")
 LITERT = ("float32", "int8")
+# TensorFlow decodes no image of more than 2^29 pixels.
+_MOST_MEGAPIXELS = 2**29 / 1e6
 
 _STRINGS = {
     "version": (
@@ -107,6 +109,13 @@ def make_flags() -> flags.FlagValues:
         "pixels of 8 images of 224x224, for processors; more is faster on accelerators.",
         flag_values=values,
     )
+    flags.DEFINE_float(
+        "max_megapixels",
+        MAX_MEGAPIXELS,
+        "The largest image that serving_bytes decodes, in millions of pixels; a request with a "
+        "larger one is refused, since a file of some kilobytes may need gigabytes.",
+        flag_values=values,
+    )
     flags.DEFINE_boolean(
         "onnx", False, "Write an ONNX file into assets.extra, too.", flag_values=values
     )
@@ -133,6 +142,11 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> Settings:
             "--max_difference must be a number of at least 0. "
             f"Received: --max_difference={values.max_difference}"
         )
+    if not 1e-6 <= values.max_megapixels <= _MOST_MEGAPIXELS:
+        raise BadFlags(
+            f"--max_megapixels must be a number of at least 1e-6, one pixel, and at most "
+            f"{_MOST_MEGAPIXELS:g}. Received: --max_megapixels={values.max_megapixels:g}"
+        )
     for name in ("top_k", "step"):
         number = getattr(values, name)
         if number is not None and number < 1:
@@ -153,6 +167,7 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> Settings:
         variables=values.variables,
         precision=values.precision,
         step=values.step,
+        max_megapixels=values.max_megapixels,
         litert=_names(values, "litert", LITERT),
         onnx=values.onnx,
         warmup=_sizes(values.warmup or ""),

@@ -68,6 +68,7 @@ def _run_export(settings: Settings) -> Path:
         other_runtimes.require_onnx()
     source = _source(settings)
     examples = examples_of(source, settings.examples_dir)
+    _check_sizes(examples, settings.max_megapixels)
     trained = served_network(source.network, settings.outputs, settings.features)
     expected = expected_outputs(trained, examples)[0]
     check_kind(trained, settings.outputs, expected, top_of(source.network))
@@ -88,6 +89,7 @@ def _run_export(settings: Settings) -> Path:
             top_k=settings.top_k,
             crops=settings.crops,
             step=settings.step,
+            max_megapixels=settings.max_megapixels,
         )
         # Inside, so that what a killed export leaves of it goes with the rest.
         with tempfile.TemporaryDirectory(dir=aside.folder) as scratch:
@@ -122,6 +124,17 @@ def _source(settings: Settings) -> Source:
         if refused:
             raise ExportFailed(refused)
     return source
+
+
+def _check_sizes(examples: Examples, max_megapixels: float) -> None:
+    for image in examples.decoded:
+        height, width = image.shape[:2]
+        if height * width > int(max_megapixels * 1e6):
+            raise ExportFailed(
+                f"one of the {examples.origin} has {height}x{width} pixels, which serving_bytes "
+                f"would refuse by --max_megapixels={max_megapixels:g}: raise it, or give others "
+                "with --examples"
+            )
 
 
 def _folded(network: keras.Model, source: Source) -> tuple[keras.Model, FoldReport]:

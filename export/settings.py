@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 TOP_K = 5
+# What a large camera gives. While it is resized, such an image takes 1 GB.
+MAX_MEGAPIXELS = 64.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Settings:
         variables: "variables" or "constants".
         precision: one of `forms.PRECISIONS`.
         step: images that run at a time; None for `chunks.step_size`.
+        max_megapixels: the largest image that `serving_bytes` decodes, in millions of pixels.
         litert: "float32", "int8" or both.
         onnx: whether there is an ONNX file.
         warmup: the batch sizes of warm-up records.
@@ -50,13 +53,17 @@ class Settings:
     variables: str = "variables"
     precision: str = "float32"
     step: int | None = None
+    max_megapixels: float = MAX_MEGAPIXELS
     litert: tuple[str, ...] = ()
     onnx: bool = False
     warmup: tuple[int, ...] = ()
 
     def form(self) -> dict[str, Any]:
         """Those that decide what the export computes, for its provenance."""
-        names = ("outputs", "features", "top_k", "crops", "variables", "precision", "step")
+        names = (
+            *("outputs", "features", "top_k", "crops", "variables", "precision", "step"),
+            "max_megapixels",
+        )
         return {name: getattr(self, name) for name in names}
 
     def runtimes(self) -> list[str]:

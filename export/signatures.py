@@ -19,13 +19,11 @@ from bnzoo.preprocessing import Preprocessing
 
 from .chunks import in_chunks, step_size
 from .crops import crop_views
+from .encoded import decode_images
 from .errors import ExportFailed
 from .forms import VARIABLES, build_form, input_specs
 from .served import PROBABILITIES, served_network
-from .settings import TOP_K
-
-# JPEG, PNG, GIF and WebP, told by their first three bytes.
-_IMAGES = (b"\xff\xd8\xff", b"\x89PN", b"GIF", b"RIF")
+from .settings import MAX_MEGAPIXELS, TOP_K
 
 Outputs = dict[str, tf.Tensor]
 
@@ -40,13 +38,14 @@ def build_signatures(
     top_k: int = TOP_K,
     crops: int = 1,
     step: int | None = None,
+    max_megapixels: float = MAX_MEGAPIXELS,
 ) -> dict[str, tf.types.experimental.ConcreteFunction]:
     """The signatures of `network`, traced.
 
     - `serving_default`: `images`, float32 [N, height, width, channels], as the network takes
       them, so after the preprocessing;
     - `serving_uint8`: `images`, uint8 [N, any height, any width, channels], as decoded;
-    - `serving_bytes`: `image_bytes`, string [N], each one JPEG or PNG file, of any size.
+    - `serving_bytes`: `image_bytes`, string [N], each one JPEG, PNG, GIF or WebP file.
 
     Args:
         network: from images [N, height, width, channels] to probabilities [N, classes], or to a
@@ -60,6 +59,7 @@ def build_signatures(
         top_k: how many `classes` and `scores` there are, if there are as many classes.
         crops: of an image, in the second and the third: see `crops`. Outputs are averaged.
         step: images that run at a time. Default: `chunks.step_size`.
+        max_megapixels: an image of more millions of pixels fails the third instead of its memory.
 
     Raises:
         ExportFailed: an output has not the batch as its first dimension.
@@ -85,7 +85,8 @@ def build_signatures(
         "serving_default": (default, input_specs(served))
     }
     if preprocessing is not None:
-        signatures |= _of_images(core, preprocessing, crops, step, classify)
+        max_pixels = int(max_megapixels * 1e6)
+        signatures |= _of_images(core, preprocessing, crops, step, max_pixels, classify)
     return {
         name: tf.function(function, autograph=False).get_concrete_function(**specs)
         for name, (function, specs) in signatures.items()
@@ -97,6 +98,7 @@ def _of_images(
     preprocessing: Preprocessing,
     crops: int,
     step: int,
+    max_pixels: int,
     classify: Callable[[Outputs], Outputs],
 ) -> dict[str, tuple[Callable[..., Outputs], dict[str, tf.TensorSpec]]]:
     channels = preprocessing.channels
@@ -127,24 +129,8 @@ def _of_images(
         return run(tf.map_fn(prepare, images, fn_output_signature=prepared))
 
     def some_encoded(image_bytes: tf.Tensor, position: tf.Tensor) -> Outputs:
-        magic = tf.strings.substr(image_bytes, 0, 3)
-        known = tf.reduce_any(magic[:, tf.newaxis] == tf.constant(_IMAGES), axis=1)
-        check = tf.debugging.Assert(
-            tf.reduce_all(known),
-            [
-                "image_bytes is no JPEG, PNG, GIF or WebP image at position",
-                tf.boolean_mask(position, tf.logical_not(known)),
-            ],
-        )
-        with tf.control_dependencies([check]):
-            image_bytes = tf.identity(image_bytes)
-        return run(
-            tf.map_fn(
-                lambda contents: prepare(preprocessing.decode(contents)),
-                image_bytes,
-                fn_output_signature=prepared,
-            )
-        )
+        decode = preprocessing.decode
+        return run(decode_images(image_bytes, position, decode, prepare, prepared, max_pixels))
 
     step = max(1, step // crops)
     decoded_step = tf.function(some_decoded, autograph=False).get_concrete_function(images=decoded)

@@ -89,6 +89,19 @@ def test_examples_of_another_folder(
     assert f"on 1 images of {folder}:" in capsys.readouterr().out
 
 
+def test_an_example_above_the_limit_of_pixels(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The examples have 320, 336 and 352 pixels.
+    assert export("--max_megapixels=0.00034", run_dir, tmp_path) == 1
+    assert capsys.readouterr().err == (
+        f"bnzoo-export: one of the images of {run_dir / 'examples'} has 22x16 pixels, which "
+        "serving_bytes would refuse by --max_megapixels=0.00034: raise it, or give others with "
+        "--examples\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_wrong_fold_is_not_published(
     run_dir: Path,
     tmp_path: Path,
@@ -148,6 +161,14 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             ("a", "b", "--labels=labels.txt"),
             "--labels is for --keras_model: a run has its own",
+        ),
+        *(
+            (
+                ("a", "b", f"--max_megapixels={wrong}"),
+                "--max_megapixels must be a number of at least 1e-6, one pixel, and at most "
+                f"536.871. Received: --max_megapixels={wrong}",
+            )
+            for wrong in ("0", "nan", "1000")
         ),
         (("a", "b", "--top_k=0"), "--top_k must be at least 1. Received: --top_k=0"),
         (

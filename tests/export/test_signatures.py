@@ -122,10 +122,10 @@ def test_case_43_empty_batch(served: dict) -> None:
 
 def test_bytes_that_are_no_image_fail_and_the_next_request_works(served: dict) -> None:
     contents = [encoded_image(seed) for seed in range(20)]
-    contents[13], contents[16] = b"no image", b""
+    contents[13], contents[16] = encoded_image(13)[:-20], b""
     with pytest.raises(
         tf.errors.InvalidArgumentError,
-        match=r"image_bytes is no JPEG, PNG, GIF or WebP image at position\] \[13 16\]",
+        match=r"no JPEG, PNG, GIF or WebP image, or a damaged one, at position\] \[13 16\]",
     ):
         served["serving_bytes"](image_bytes=tf.constant(contents))
     answer = served["serving_bytes"](image_bytes=tf.constant([encoded_image(0)]))

@@ -1,0 +1,196 @@
+"""Encoded images of a request, decoded; those that cannot be are told by their positions.
+
+TensorFlow's decoders fail a request as a whole and do not say which image it was. tf.data can leave
+out what fails: so all images are decoded as its one element, and where that is missing, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+# Bytes of a file in which a PNG, GIF or WebP image says its size.
+_HEADER = 32
+# Blocks before the first frame of a GIF, such as comments, that are passed over.
+_GIF_BLOCKS = 10_000
+# Positions that a message has at most.
+_NAMED = 100
+
+
+def decode_images(
+    image_bytes: tf.Tensor,
+    position: tf.Tensor,
+    decode: Callable[[tf.Tensor], tf.Tensor],
+    prepare: Callable[[tf.Tensor], tf.Tensor],
+    prepared: tf.TensorSpec,
+    max_pixels: int,
+) -> tf.Tensor:
+    """(In a tf.function.) `prepare(decode(contents))` of each of `image_bytes`, stacked.
+
+    Args:
+        image_bytes: string [N], N at least 1.
+        position: int32 [N], where they are in the request.
+        decode: from one string to an image.
+        prepare: from that to what the network sees, of the shape and type `prepared`.
+        prepared: of one image.
+        max_pixels: an image of more is not decoded.
+
+    Raises:
+        tf.errors.InvalidArgumentError: (when it runs) images are too large or cannot be decoded;
+            the message has their positions.
+    """
+    count = tf.shape(image_bytes)[0]
+
+    def checked(contents: tf.Tensor) -> tf.Tensor:
+        small = tf.reduce_prod(image_size(contents)) <= max_pixels
+        with tf.control_dependencies([tf.debugging.Assert(small, ["too large"])]):
+            return prepare(decode(tf.identity(contents)))
+
+    def together(contents: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(checked, contents, fn_output_signature=prepared)
+
+    nothing = tf.zeros((0, *prepared.shape), prepared.dtype)
+    every = tf.data.Dataset.from_tensors(image_bytes).map(together).ignore_errors()
+    images = every.concatenate(tf.data.Dataset.from_tensors(nothing)).take(1).get_single_element()
+    complete = tf.equal(tf.shape(images)[0], count)
+    damaged, too_large, sizes = tf.cond(
+        complete,
+        lambda: (position[:0], position[:0], tf.zeros((0, 2), tf.int64)),
+        lambda: _wrong(image_bytes, position, decode, max_pixels),
+    )
+    checks = [
+        tf.debugging.Assert(
+            tf.equal(tf.size(too_large), 0),
+            [
+                f"image_bytes holds images of more than {max_pixels} pixels, the limit that "
+                "bnzoo-export --max_megapixels set, at position",
+                too_large,
+                "of height and width",
+                sizes,
+            ],
+            summarize=_NAMED,
+        ),
+        tf.debugging.Assert(
+            complete | (tf.size(too_large) > 0),
+            [
+                "image_bytes is no JPEG, PNG, GIF or WebP image, or a damaged one, at position",
+                damaged,
+            ],
+            summarize=_NAMED,
+        ),
+    ]
+    with tf.control_dependencies(checks):
+        return tf.ensure_shape(images, (None, *prepared.shape))
+
+
+def _wrong(
+    image_bytes: tf.Tensor,
+    position: tf.Tensor,
+    decode: Callable[[tf.Tensor], tf.Tensor],
+    max_pixels: int,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The positions of those that cannot be decoded and of those that are too large, whose height
+    and width come last."""
+    count = tf.shape(image_bytes, out_type=tf.int64)[0]
+
+    def examined(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        contents = tf.gather(image_bytes, index)
+        size = image_size(contents)
+
+        def decoded() -> tf.Tensor:
+            with tf.control_dependencies([decode(contents)]):
+                return tf.identity(size)
+
+        return index, tf.cond(tf.reduce_prod(size) > max_pixels, lambda: size, decoded)
+
+    # A last one that is always there: a data set of none has no element.
+    last = tf.constant(-1, tf.int64), tf.zeros((2,), tf.int64)
+    every = tf.data.Dataset.range(count).map(examined).ignore_errors()
+    every = every.concatenate(tf.data.Dataset.from_tensors(last)).batch(count + 1)
+    index, size = (column[:-1] for column in every.get_single_element())
+    read = tf.reduce_any(tf.range(count)[:, tf.newaxis] == index, axis=1)
+    large = tf.reduce_prod(size, axis=1) > max_pixels
+    return (
+        tf.boolean_mask(position, tf.logical_not(read)),
+        tf.gather(position, tf.boolean_mask(index, large)),
+        tf.boolean_mask(size, large),
+    )
+
+
+def image_size(contents: tf.Tensor) -> tf.Tensor:
+    """(In a tf.function.) Height and width in pixels that an image file says it has.
+
+    Nothing is decoded. TensorFlow decodes the first frame of a GIF, and in the frame's own size.
+
+    Args:
+        contents: one string.
+
+    Returns:
+        int64 [2]; zeros for what is no JPEG, PNG, GIF or WebP image.
+
+    Raises:
+        tf.errors.InvalidArgumentError: (when it runs) it begins as a JPEG or GIF and does not go on
+            as one.
+    """
+    beginning = tf.strings.substr(contents, 0, _HEADER)
+    header = tf.cast(tf.io.decode_raw(beginning, tf.uint8, fixed_length=_HEADER), tf.int64)
+
+    def says(start: int, text: bytes) -> tf.Tensor:
+        return tf.reduce_all(header[start : start + len(text)] == tf.constant(list(text), tf.int64))
+
+    def png() -> tf.Tensor:
+        return tf.stack([_number(header[20:24][::-1]), _number(header[16:20][::-1])])
+
+    def webp() -> tf.Tensor:
+        extended = tf.stack([_number(header[27:30]), _number(header[24:27])]) + 1
+        bits = _number(header[21:25])
+        lossless = tf.stack([bits // 2**14 % 2**14, bits % 2**14]) + 1
+        lossy = tf.stack([_number(header[28:30]), _number(header[26:28])]) % 2**14
+        return tf.where(says(12, b"VP8X"), extended, tf.where(says(12, b"VP8L"), lossless, lossy))
+
+    return tf.case(
+        [
+            (
+                says(0, b"\xff\xd8\xff"),
+                lambda: tf.image.extract_jpeg_shape(contents, output_type=tf.int64)[:2],
+            ),
+            (says(0, b"\x89PNG"), png),
+            (says(0, b"GIF8"), lambda: _gif_size(contents, header[10])),
+            (says(0, b"RIFF"), webp),
+        ],
+        default=lambda: tf.zeros((2,), tf.int64),
+    )
+
+
+def _number(header: tf.Tensor) -> tf.Tensor:
+    """Of bytes, the lowest first."""
+    return tf.reduce_sum(header * tf.constant([256**i for i in range(header.shape[0])], tf.int64))
+
+
+def _gif_size(contents: tf.Tensor, packed: tf.Tensor) -> tf.Tensor:
+    """Height and width of the first frame, which is behind a table of colours and extensions.
+
+    An extension is two bytes and then blocks, each behind its length, up to one of length 0.
+    """
+    table = tf.where(
+        packed >= 128, 3 * tf.bitwise.left_shift(tf.constant(2, tf.int64), packed % 8), 0
+    )
+
+    def bytes_at(at: tf.Tensor, count: int) -> tf.Tensor:
+        found = tf.io.decode_raw(tf.strings.substr(contents, at, count), tf.uint8)
+        return tf.cast(tf.ensure_shape(found, (count,)), tf.int64)
+
+    def before_frame(at: tf.Tensor, inside: tf.Tensor) -> tf.Tensor:
+        return inside | (bytes_at(at, 1)[0] == ord("!"))
+
+    def passed(at: tf.Tensor, inside: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        length = bytes_at(at, 1)[0]
+        return at + tf.where(inside, length + 1, 2), tf.logical_not(inside) | (length > 0)
+
+    start = (13 + table, tf.constant(False))
+    at, _ = tf.while_loop(before_frame, passed, start, maximum_iterations=_GIF_BLOCKS)
+    frame = tf.debugging.Assert(bytes_at(at, 1)[0] == ord(","), ["a GIF without a frame"])
+    with tf.control_dependencies([frame]):
+        size = bytes_at(at + 5, 4)
+    return tf.stack([_number(size[2:]), _number(size[:2])])
