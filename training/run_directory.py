@@ -199,9 +199,9 @@ def read_config(run_dir: str) -> dict[str, Any]:
     version = config.get("format_version") if isinstance(config, dict) else None
     if version != FORMAT_VERSION:
         raise RunFailed(f"{path} is of format {version}; this version reads {FORMAT_VERSION}")
-    missing = {"flags", "data"} - config.keys()
+    missing = [name for name in ("data", "flags") if not isinstance(config.get(name), dict)]
     if missing:
-        raise RunFailed(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
+        raise RunFailed(f"{path} is damaged: it lacks {', '.join(missing)}")
     return config
 
 

@@ -133,6 +133,9 @@ def test_config_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"format_version": 1, "data": {}}')
     with pytest.raises(RunFailed, match=r"config\.json is damaged: it lacks flags"):
         read_config(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"format_version": 1, "flags": [], "data": {}}')
+    with pytest.raises(RunFailed, match=r"config\.json is damaged: it lacks flags"):
+        check_run_dir(str(tmp_path), settings(), overwrite=False)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")
     with pytest.raises(RunFailed, match=r"config\.json is damaged: 'utf-8' codec"):
         read_config(str(tmp_path))
