@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -16,8 +16,12 @@ _LARGEST_STEP = 1024
 
 
 def step_size(network: keras.Model) -> int:
-    """Images in a step: as many as have the pixels of `STEP` images of 224x224."""
-    shape = keras.tree.flatten(network.input)[0].shape
+    """Images in a step: as many as have the pixels of `STEP` images of 224x224; of several inputs,
+    those of the largest."""
+    return min(_step_size(tensor.shape) for tensor in keras.tree.flatten(network.input))
+
+
+def _step_size(shape: Sequence[int | None]) -> int:
     if len(shape) != 4:
         return _LARGEST_STEP
     pixels = [extent or 224 for extent in sorted(shape[1:], key=lambda extent: extent or 224)[1:]]

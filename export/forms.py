@@ -73,9 +73,16 @@ def build_form(
 
 
 def input_specs(network: keras.Model) -> dict[str, tf.TensorSpec]:
-    """The inputs by name: `images` if there is one, else by the names of the network's inputs."""
-    inputs = keras.tree.flatten(network.input)
-    names = ["images"] if len(inputs) == 1 else [tensor.name for tensor in inputs]
+    """The inputs by name, in the order of the network.
+
+    Of a dict these are the keys, below a key those of the path with underscores between; of a list,
+    the names of the Input layers. A single input, if in no dict, is `images`.
+    """
+    paths, inputs = zip(*keras.tree.flatten_with_path(network.input), strict=True)
+    if isinstance(network.input, dict):
+        names = ["_".join(map(str, path)) for path in paths]
+    else:
+        names = ["images"] if len(inputs) == 1 else [tensor.name for tensor in inputs]
     return {
         name: tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype, name)
         for name, tensor in zip(names, inputs, strict=True)

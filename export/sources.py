@@ -120,6 +120,8 @@ def of_keras_file(
             raise ExportFailed(
                 f"the network's input has shape {shape}, but {preprocessing_file} needs {expected}"
             )
+        if isinstance(network.input, dict):  # The signatures for images call it by no other name.
+            network = keras.Model(network.inputs[0], network.output, name=network.name)
     return Source(
         name=str(file),
         network=network,
