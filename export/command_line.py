@@ -91,8 +91,9 @@ def make_flags() -> flags.FlagValues:
         "max_difference",
         None,
         "Largest difference of a probability to that of the unfolded network, as a fraction of "
-        "the image's largest probability; beyond it nothing is published. Default: what rounding "
-        "explains, 1e-4 in float32, 1e-2 in float16, 8e-2 in bfloat16 and 0.2 for --litert=int8.",
+        "the image's largest probability, and of another output as a fraction of its largest "
+        "value; beyond it nothing is published. Default: what rounding explains, 1e-4 in float32, "
+        "1e-2 in float16, 8e-2 in bfloat16 and 0.2 for --litert=int8.",
         flag_values=values,
     )
     for name, (choices, text) in _CHOICES.items():

@@ -108,7 +108,7 @@ def _run_export(settings: Settings) -> Path:
         if settings.warmup:
             image = examples.encoded[0] if examples.encoded else b""
             write_warmup(aside.folder, settings.warmup, image)
-        _write_provenance(aside.folder, settings, source, report, found, examples)
+        _write_provenance(aside.folder, settings, source, report, found, checks.allowed, examples)
     published = settings.out / str(aside.version)
     print(f"Wrote {published}")
     return published
@@ -165,6 +165,7 @@ class _Checks:
         self._settings = settings
         self._trained, self._exported = trained, exported
         self._report, self._examples = report, examples
+        self.allowed: dict[str, float] = {}
 
     def judge(self, name: str, found: Comparison, precision: str) -> None:
         """Prints the comparison.
@@ -176,14 +177,16 @@ class _Checks:
         allowed = self._settings.max_difference
         if allowed is None:
             allowed = allowed_difference(self._trained, precision)
+        self.allowed[name] = allowed
         if found.largest <= allowed:
             return
         start = first_difference(
             self._trained, self._exported, self._report, self._examples.inputs, allowed
         )
         start = start or f"the folded network does not, so it is what was made of it for {name}"
+        what = f"output {found.worst} of {name}" if found.worst else name
         raise ExportFailed(
-            f"{name} differs from the unfolded network by {found.largest:.1e}, more than "
+            f"{what} differs from the unfolded network by {found.largest:.1e}, more than "
             f"--max_difference={allowed:g}; {start}: nothing was published"
         )
 
@@ -194,6 +197,7 @@ def _write_provenance(
     source: Source,
     report: FoldReport,
     found: Mapping[str, Comparison],
+    allowed: Mapping[str, float],
     examples: Examples,
 ) -> None:
     origin = examples.origin
@@ -206,5 +210,6 @@ def _write_provenance(
         settings.form(),
         report,
         found,
+        allowed,
         f"{len(examples)} {origin}",
     )

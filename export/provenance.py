@@ -49,6 +49,7 @@ def write(
     settings: Mapping[str, Any],
     report: FoldReport,
     compared: Mapping[str, Comparison],
+    allowed: Mapping[str, float],
     examples: str,
 ) -> None:
     """Writes the file into the SavedModel in `folder`.
@@ -61,6 +62,7 @@ def write(
         settings: how it was exported.
         report: what was folded.
         compared: how far each form is from the trained network.
+        allowed: the difference beyond which each would not have been published.
         examples: on what, in words.
     """
     content = {
@@ -77,7 +79,10 @@ def write(
         },
         "verification": {
             "examples": examples,
-            **{name: _rounded(dataclasses.asdict(found)) for name, found in compared.items()},
+            **{
+                name: {**_told(found), "max_difference": allowed[name]}
+                for name, found in compared.items()
+            },
         },
     }
     path = folder / FILE
@@ -85,11 +90,12 @@ def write(
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+def _told(comparison: Comparison) -> dict[str, Any]:
     # Sums of threads differ in their last digits, which nobody needs.
     return {
-        name: float(f"{value:.1e}") if name != "examples" else value
-        for name, value in values.items()
+        name: float(f"{value:.1e}") if isinstance(value, float) else value
+        for name, value in dataclasses.asdict(comparison).items()
+        if name != "worst"  # As those sums, it may be one at one time and another at the next.
     }
 
 

@@ -314,8 +314,9 @@ def _compare(
         say(f"  {name}: {comparison}")
     for name, found in report["difference"].items():
         if not found["largest"] <= reference.max_difference:
+            what = f"output {found['worst']} of {name}" if found["worst"] else name
             raise ExportFailed(
-                f"{name} differs from the unfolded network by {found['largest']:.1e}, more than "
+                f"{what} differs from the unfolded network by {found['largest']:.1e}, more than "
                 f"--max_difference={reference.max_difference:g}"
             )
 

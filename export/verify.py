@@ -44,18 +44,26 @@ class Comparison:
         largest: largest difference of a probability, as a fraction of the largest probability
             that the trained network gives for that image. A fraction, since with 1000 classes
             and little training all probabilities are near 0.001, and so are all differences. Of
-            several outputs, that of the worst.
+            another output, such as features, a fraction of its largest value over all images: it
+            has no scale of its own, and for one image a layer of rectifiers may give next to
+            nothing, of which any rounding would be a multiple. Of several outputs, that of the
+            worst.
         agreement: fraction of the images with the same most probable class.
         mean: mean difference, as a fraction as well; of several outputs, that of the worst.
+        worst: the output that `largest` is of, unless that is `probabilities` or the only one.
     """
 
     examples: int
     largest: float
     agreement: float
     mean: float = 0.0
+    worst: str | None = None
 
     def __str__(self) -> str:
-        return f"largest {self.largest:.1e}, mean {self.mean:.1e}, same class {self.agreement:.1%}"
+        of = f" of {self.worst}" if self.worst else ""
+        return (
+            f"largest {self.largest:.1e}{of}, mean {self.mean:.1e}, same class {self.agreement:.1%}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,25 +178,30 @@ def compare(
 
 def compared(answer: Mapping[str, object], expected: Arrays) -> Comparison:
     """The comparison of outputs with those of the trained network, by their names."""
-    largest, means = [], []
+    largest: dict[str, float] = {}
+    means = []
     for name, wanted in expected.items():
         if not np.issubdtype(wanted.dtype, np.floating):
             continue
         rows = wanted.reshape(len(wanted), -1).astype(np.float64)
         given = np.asarray(answer[name], np.float64).reshape(rows.shape)
-        scale = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        axis = 1 if name == PROBABILITIES else None
+        scale = np.abs(rows).max(axis=axis, keepdims=True, initial=np.finfo(np.float32).tiny)
         difference = np.abs(given - rows) / scale
         # A maximum of NaN is NaN, which no bound allows.
-        largest.append(difference.max())
+        largest[name] = float(difference.max())
         means.append(difference.mean())
     name = PROBABILITIES if PROBABILITIES in expected else next(iter(expected))
     count = len(expected[name])
     best = [np.asarray(x[name]).reshape(count, -1).argmax(1) for x in (answer, expected)]
+    # Of NaN it finds the first, which is the worst, too.
+    worst = list(largest)[int(np.argmax(list(largest.values())))] if largest else None
     return Comparison(
         examples=count,
-        largest=float(np.max(largest, initial=0.0)),
+        largest=float(np.max(list(largest.values()), initial=0.0)),
         agreement=float(np.mean(best[0] == best[1])),
         mean=float(np.max(means, initial=0.0)),
+        worst=worst if len(largest) > 1 and worst != PROBABILITIES else None,
     )
 
 

@@ -102,7 +102,8 @@ def _flags() -> flags.FlagValues:
         "max_difference",
         None,
         "Largest difference of a probability to that of the unfolded network, as a fraction of "
-        "the image's largest probability; more is wrong. Default: what rounding explains, 1e-4 in "
+        "the image's largest probability, and of another output as a fraction of its largest "
+        "value; more is wrong. Default: what rounding explains, 1e-4 in "
         "float32, 1e-2 in float16 and 8e-2 in bfloat16.",
         flag_values=values,
     )

@@ -95,7 +95,11 @@ def test_everything_at_once_and_equal_bytes(
         "bn_1: folded into conv_1",
     ]
     assert told["verification"]["examples"] == "3 images of a folder"
-    assert told["verification"]["litert_int8"]["agreement"] == 1.0
+    checked = told["verification"]
+    assert checked["litert_int8"]["agreement"] == 1.0
+    for name, allowed in (("serving_bytes", 1e-4), ("litert_int8", 0.2)):
+        assert checked[name]["max_difference"] == allowed
+        assert 0 <= checked[name]["mean"] <= checked[name]["largest"] <= allowed
     assert str(run_dir.parent) not in json.dumps(told)
 
     assert export(*flags) == 0

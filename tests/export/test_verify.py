@@ -9,7 +9,7 @@ import pytest
 from bnzoo.surgery import fold_batch_norm
 from export.errors import ExportFailed
 from export.signatures import build_signatures, save_signatures
-from export.verify import Examples, allowed_difference, compare
+from export.verify import Examples, allowed_difference, compare, compared
 from tests.export.runs import LABELS, PREPROCESSING, encoded_image, small_network
 
 EXAMPLES = [encoded_image(seed, 20 + seed) for seed in range(4)]
@@ -51,6 +51,20 @@ def test_differences_are_fractions_of_the_largest_probability(
     for comparison in compare(folder, other, IMAGES).values():
         assert comparison.largest == pytest.approx(largest, rel=1e-4)
         assert comparison.agreement == agreement
+
+
+def test_features_are_judged_by_their_own_scale_and_probabilities_by_the_image() -> None:
+    # A layer of rectifiers that gives the second image next to nothing.
+    expected = {"features": np.float32([[100, 0], [1e-3, 0]]), "probabilities": np.eye(2)}
+    answer = {"features": np.float32([[101, 0], [0.2, 0]]), "probabilities": np.eye(2)}
+    found = compared(answer, expected)
+    assert found.largest == pytest.approx(0.01)
+    assert found.mean == pytest.approx((1 + 0.199) / 100 / 4, rel=1e-5)
+    assert (found.worst, found.agreement) == ("features", 1.0)
+    assert str(found).startswith("largest 1.0e-02 of features, mean ")
+    answer["probabilities"] = np.array([[1, 0], [np.nan, 1]])
+    assert np.isnan(compared(answer, expected).largest)
+    assert compared(answer, expected).worst is None  # Of probabilities.
 
 
 def test_other_preprocessing_in_the_graph_is_found(network: keras.Model, tmp_path: Path) -> None:
