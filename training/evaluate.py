@@ -98,7 +98,10 @@ def evaluate(
     try:
         model = keras.models.load_model(path)
     except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
-        raise RunFailed(f"{path} cannot be loaded: {first_line(error)}") from error
+        raise RunFailed(
+            f"{path} cannot be loaded: {first_line(error).rstrip('.')}. If it is damaged, the "
+            "command that trained it makes it again"
+        ) from error
     batches = data.evaluation_batches(split, preprocessing, batch_size)
     with explained(split, preprocessing):
         result = make_evaluator(model)(batches, split.examples)

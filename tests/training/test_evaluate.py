@@ -92,6 +92,7 @@ def test_damaged_run_is_one_line(
     assert evaluate.main(["bnzoo-evaluate", str(tmp_path / "copy")]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"bnzoo-evaluate: {tmp_path}/copy/{message}")
+    assert error.endswith(" trained it makes it again\n") == (name == "model.keras")
     assert error.count("\n") == 1
 
 
