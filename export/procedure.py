@@ -67,8 +67,7 @@ def _run_export(settings: Settings) -> Path:
     if settings.onnx:
         other_runtimes.require_onnx()
     source = _source(settings)
-    examples = examples_of(source, settings.examples_dir)
-    _check_sizes(examples, settings.max_megapixels)
+    examples = examples_of(source, settings.examples_dir, settings.max_megapixels)
     trained = served_network(source.network, settings.outputs, settings.features)
     expected = expected_outputs(trained, examples)[0]
     check_kind(trained, settings.outputs, expected, top_of(source.network))
@@ -124,17 +123,6 @@ def _source(settings: Settings) -> Source:
         if refused:
             raise ExportFailed(refused)
     return source
-
-
-def _check_sizes(examples: Examples, max_megapixels: float) -> None:
-    for image in examples.decoded:
-        height, width = image.shape[:2]
-        if height * width > int(max_megapixels * 1e6):
-            raise ExportFailed(
-                f"one of the {examples.origin} has {height}x{width} pixels, which serving_bytes "
-                f"would refuse by --max_megapixels={max_megapixels:g}: raise it, or give others "
-                "with --examples"
-            )
 
 
 def _folded(network: keras.Model, source: Source) -> tuple[keras.Model, FoldReport]:

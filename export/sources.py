@@ -140,21 +140,39 @@ def named_assets(source: Source, scratch: Path) -> list[Path]:
     return [scratch / name for name in source.assets]
 
 
-def examples_of(source: Source, asked: Path | None) -> Examples:
+def examples_of(source: Source, asked: Path | None, max_megapixels: float) -> Examples:
     """Images to compare on: those of `asked`, of the run, or noise.
 
     Raises:
-        ExportFailed: there are none in `asked`, or one is no image.
+        ExportFailed: there are none in `asked`, one is no image, or one has more than
+            `max_megapixels`.
     """
     if source.preprocessing is None:
         return Examples.of_noise(source.network)
+    examples = _images_of(source, source.preprocessing, asked)
+    _check_sizes(examples, max_megapixels)
+    return examples
+
+
+def _images_of(source: Source, preprocessing: Preprocessing, asked: Path | None) -> Examples:
     folder = asked or source.examples_dir
     encoded = read_examples(folder) if folder is not None else {}
     if asked is not None and not encoded:
         raise ExportFailed(f"no images in {asked}")
     if not encoded:
-        noise = synthetic_examples(source.preprocessing)
-        return Examples.of_images(noise, source.preprocessing, "images of noise")
+        noise = synthetic_examples(preprocessing)
+        return Examples.of_images(noise, preprocessing, "images of noise")
     return Examples.of_images(
-        list(encoded.values()), source.preprocessing, f"images of {folder}", list(encoded)
+        list(encoded.values()), preprocessing, f"images of {folder}", list(encoded)
     )
+
+
+def _check_sizes(examples: Examples, max_megapixels: float) -> None:
+    for image in examples.decoded:
+        height, width = image.shape[:2]
+        if height * width > max_megapixels * 1e6:
+            raise ExportFailed(
+                f"one of the {examples.origin} has {height}x{width} pixels, which serving_bytes "
+                f"would refuse by --max_megapixels={max_megapixels:g}: export with a higher "
+                "one, or give other --examples"
+            )

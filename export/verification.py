@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -176,7 +177,9 @@ def _reference(
     from .verify import allowed_difference, expected_outputs
 
     source = of_runs(runs)
-    examples = examples_of(source, examples_dir)
+    # Exports of before there was a limit have none.
+    limit = settings.get("max_megapixels", math.inf)
+    examples = examples_of(source, examples_dir, limit)
     kind, features = settings.get("outputs", "probabilities"), settings.get("features", ())
     network = served_network(source.network, kind, features)
     alone, of_images = expected_outputs(network, examples, settings.get("crops", 1))

@@ -96,8 +96,8 @@ def test_an_example_above_the_limit_of_pixels(
     assert export("--max_megapixels=0.00034", run_dir, tmp_path) == 1
     assert capsys.readouterr().err == (
         f"bnzoo-export: one of the images of {run_dir / 'examples'} has 22x16 pixels, which "
-        "serving_bytes would refuse by --max_megapixels=0.00034: raise it, or give others with "
-        "--examples\n"
+        "serving_bytes would refuse by --max_megapixels=0.00034: export with a higher one, or "
+        "give other --examples\n"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bnzoo.preprocessing import Preprocessing
 from export import plain_tensorflow, saved_model, verification, verify_export
-from tests.export.runs import LABELS, small_network, write_run
+from tests.export.runs import LABELS, encoded_image, small_network, write_run
 
 SIGNATURES = ["serving_bytes", "serving_default", "serving_uint8"]
 
@@ -124,6 +124,21 @@ def test_another_network_than_that_of_the_run(
     assert "Difference to the unfolded network on 8 images of noise:" in out
     assert err.startswith("bnzoo-verify-export: serving_bytes differs from the unfolded network by")
     assert err.endswith(", more than --max_difference=0.001\n")
+
+
+def test_an_example_that_the_export_would_refuse(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["bnzoo-export", "--max_megapixels=0.0004", str(run_dir), str(tmp_path / "out")]
+    assert saved_model.main(argv) == 0
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "a.png").write_bytes(encoded_image(1, 30, 20))
+    capsys.readouterr()
+    assert verify("--batch_sizes=", f"--examples={tmp_path / 'large'}", tmp_path / "out", run_dir)
+    assert only_error(capsys).endswith(
+        "has 30x20 pixels, which serving_bytes would refuse by "
+        "--max_megapixels=0.0004: export with a higher one, or give other --examples"
+    )
 
 
 def test_a_run_of_another_size(
