@@ -37,6 +37,18 @@ def tell(event: str, **found: Any) -> None:
     print(json.dumps({"event": event, **found}), flush=True)
 
 
+def reason(error: Exception) -> str:
+    """The line of an error that says what happened.
+
+    It is the first; when a graph ran it is the last, behind where the nodes come from.
+    """
+    before = str(error).partition("\n\t [[")[0]
+    lines = [line.strip() for line in before.splitlines() if line.strip()]
+    if not lines:
+        return "no more is known"
+    return lines[-1] if lines[0].startswith("Graph execution error") else lines[0]
+
+
 def peak_memory() -> float:
     """The most memory that this process held, in MiB."""
     try:
@@ -191,6 +203,5 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except Exception as error:
-        lines = str(error).strip().splitlines() or ["no more is known"]
-        tell("failed", why=f"{type(error).__name__}: {lines[0]}")
+        tell("failed", why=f"{type(error).__name__}: {reason(error)}")
         sys.exit(1)

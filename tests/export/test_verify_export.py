@@ -223,6 +223,19 @@ def test_damaged(
     assert err == f"bnzoo-verify-export: {report['problem']}\n"
 
 
+def test_an_error_of_a_graph_is_told_by_its_reason() -> None:
+    @tf.function
+    def divide(x: tf.Tensor) -> tf.Tensor:
+        return tf.constant(1) // x
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        divide(tf.constant(0))
+    assert str(caught.value).startswith("Graph execution error")
+    assert plain_tensorflow.reason(caught.value) == "Integer division by zero"
+    assert plain_tensorflow.reason(ValueError("one\ntwo")) == "one"
+    assert plain_tensorflow.reason(ValueError()) == "no more is known"
+
+
 def test_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(tmp_path / "none") == 1
     assert only_error(capsys) == f"no folder {tmp_path / 'none'}"
