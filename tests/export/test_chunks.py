@@ -28,9 +28,9 @@ def test_joins_what_the_function_gives_for_steps(count: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "size"),
     [
-        ((224, 224, 3), 8),
-        ((32, 32, 3), 392),
-        ((3, 224, 224), 8),
+        ((224, 224, 3), 16),
+        ((32, 32, 3), 784),
+        ((3, 224, 224), 16),
         ((2000, 2000, 3), 1),
         ((9,), 1024),
     ],
