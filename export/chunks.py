@@ -9,9 +9,8 @@ import keras
 import tensorflow as tf
 
 # Images of 224x224 in a step: a compromise. Without oneDNN each step's memory comes anew from the
-# system, and steps of 8 are the fastest (a batch of 32 of MobileNetV2: 326 ms; in steps of 16 389, of
-# 32 455). With it they are the slowest for weights that are variables, which it packs at each step
-# (BN-Inception: 649, 642, 631 ms). See docs/results/serving.md.
+# system, and small steps are the fastest; with it, large ones are for weights that are variables,
+# which it packs at each step. Measured in docs/results/serving.md.
 STEP = 16
 _STEP_PIXELS = STEP * 224 * 224
 _LARGEST_STEP = 1024
