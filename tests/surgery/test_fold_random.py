@@ -70,7 +70,7 @@ def test_computes_the_same(steps: list[Step], seed: int, dtype: str) -> None:
 def _difference(expected: list[np.ndarray], got: list[np.ndarray]) -> float:
     """The largest, relative to the largest value of that output."""
     differences = [
-        np.abs(b.astype("float64") - a).max() / max(np.abs(a).max(), 1e-300)
+        np.abs(b.astype("float64") - a).max() / max(float(np.abs(a).max()), 1e-300)
         for a, b in zip(expected, got, strict=True)
     ]
     return float(np.max(differences))  # NaN if one of them is, unlike max().
