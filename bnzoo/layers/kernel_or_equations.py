@@ -223,12 +223,12 @@ def _written_out(
 
 
 def _written_out_gradient(
-    dy: tf.Tensor, x: tf.Tensor, gamma: tf.Tensor, *_residuals: tf.Tensor, use: Use
+    dy: tf.Tensor, x: tf.Tensor, gamma: tf.Tensor, *residuals: tf.Tensor, use: Use
 ) -> tuple[tf.Tensor, ...]:
     """Section 3's gradients, simplified.
 
-    The statistics are taken from `x` again and not kept from the forward pass, so that the
-    gradient of this gradient sees how they depend on `x`. XLA finds that it has them.
+    The statistics are taken from `x` again and not kept from the forward pass as `residuals`, so
+    that the gradient of this gradient sees how they depend on `x`. XLA finds that it has them.
     """
     wide, dy_wide = tf.cast(x, tf.float32), tf.cast(dy, tf.float32)
     mean, variance, count = moments(wide, use.reduction_axes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bnzoo.layers import BatchNormalization
+from bnzoo.layers import BatchNormalization, kernel_or_equations
 
 EPSILON = 1e-3
 
@@ -50,6 +50,14 @@ def test_the_choice_is_a_part_of_the_graph() -> None:
     """As a call, each would cost 0.1 ms. The mark has no public name: a version may drop it."""
     marks = [op.get_attr("_lower_using_switch_merge") for op in choices(training_step(1))]
     assert marks == [True, True]
+
+
+def test_tracing_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """TensorFlow warns of arguments whose names are none for a node, once a process."""
+    kernel_or_equations._of_any_shape.cache_clear()
+    with caplog.at_level("WARNING", "tensorflow"):
+        training_step(1)
+    assert not caplog.records
 
 
 Function = Callable[[tf.Tensor], tf.Tensor]
