@@ -120,7 +120,8 @@ def _choose(pair: _Pair, use: Use, *arguments: tf.Tensor) -> Sequence[tf.Tensor]
     Args:
         pair: the two.
         use: what they are told besides tensors.
-        arguments: tensors; the first has the shape of the input, as has the first result.
+        arguments: tensors; the first has the shape of the input, as has the first result. The next
+            two results have a value for each channel.
     """
     values = arguments[0]
     if not pays(values):
@@ -149,7 +150,10 @@ def _choose(pair: _Pair, use: Use, *arguments: tf.Tensor) -> Sequence[tf.Tensor]
     # not a call. There is no public name for it.
     mark = tf.compat.v1.AttrValue(b=True)
     results[0].op._set_attr("_lower_using_switch_merge", mark)
+    # Gradients of unknown shape are not packed together by tf.distribute, for one.
     results[0].set_shape(values.shape)
+    for of_channels in results[1:3]:
+        of_channels.set_shape([values.shape[-1 if use.data_format == "NHWC" else 1]])
     return results
 
 

@@ -52,6 +52,24 @@ def test_the_choice_is_a_part_of_the_graph() -> None:
     assert marks == [True, True]
 
 
+@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("batch", [4, None])
+def test_gradients_have_the_shapes_that_are_known(axis: int, batch: int | None) -> None:
+    layer = BatchNormalization(axis=axis)
+    layer.build((None, 3, 5, 2))
+
+    @tf.function
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(layer(x, training=True) ** 2)
+        return tape.gradient(loss, [x, layer.gamma.value, layer.beta.value])
+
+    shapes = [g.shape for g in step.get_concrete_function(tf.TensorSpec([batch, 3, 5, 2])).outputs]
+    channels = [3 if axis == 1 else 2]
+    assert [shape.as_list() for shape in shapes] == [[batch, 3, 5, 2], channels, channels]
+
+
 def test_tracing_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """TensorFlow warns of arguments whose names are none for a node, once a process."""
     kernel_or_equations._of_any_shape.cache_clear()
