@@ -14,6 +14,8 @@ import tensorflow as tf
 _HEADER = 32
 # Blocks before the first frame of a GIF, such as comments, that are passed over.
 _GIF_BLOCKS = 10_000
+# Blocks of the first frame, of at most 255 bytes each.
+_FRAME_BLOCKS = 200_000
 # Positions that a message has at most.
 _NAMED = 100
 
@@ -45,7 +47,7 @@ def decode_images(
     def checked(contents: tf.Tensor) -> tf.Tensor:
         small = tf.reduce_prod(image_size(contents)) <= max_pixels
         with tf.control_dependencies([tf.debugging.Assert(small, ["too large"])]):
-            return prepare(decode(tf.identity(contents)))
+            return prepare(decode(first_frame(tf.identity(contents))))
 
     def together(contents: tf.Tensor) -> tf.Tensor:
         return tf.map_fn(checked, contents, fn_output_signature=prepared)
@@ -99,7 +101,7 @@ def _wrong(
         size = image_size(contents)
 
         def decoded() -> tf.Tensor:
-            with tf.control_dependencies([decode(contents)]):
+            with tf.control_dependencies([decode(first_frame(contents))]):
                 return tf.identity(size)
 
         return index, tf.cond(tf.reduce_prod(size) > max_pixels, lambda: size, decoded)
@@ -156,7 +158,7 @@ def image_size(contents: tf.Tensor) -> tf.Tensor:
                 lambda: tf.image.extract_jpeg_shape(contents, output_type=tf.int64)[:2],
             ),
             (says(0, b"\x89PNG"), png),
-            (says(0, b"GIF8"), lambda: _gif_size(contents, header[10])),
+            (says(0, b"GIF8"), lambda: _gif_size(contents)),
             (says(0, b"RIFF"), webp),
         ],
         default=lambda: tf.zeros((2,), tf.int64),
@@ -168,29 +170,84 @@ def _number(header: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(header * tf.constant([256**i for i in range(header.shape[0])], tf.int64))
 
 
-def _gif_size(contents: tf.Tensor, packed: tf.Tensor) -> tf.Tensor:
-    """Height and width of the first frame, which is behind a table of colours and extensions.
+def first_frame(contents: tf.Tensor) -> tf.Tensor:
+    """(In a tf.function.) A GIF cut off behind its first frame, any other file as it is.
+
+    TensorFlow's decoder gives the first frame alone, and decodes all of them, however many and
+    large they are.
+
+    Args:
+        contents: one string.
+
+    Raises:
+        tf.errors.InvalidArgumentError: (when it runs) a GIF without a frame, or with one of too
+            many blocks.
+    """
+    is_gif = tf.equal(tf.strings.substr(contents, 0, 4), b"GIF8")
+    return tf.cond(is_gif, lambda: _cut_gif(contents), lambda: contents)
+
+
+def _cut_gif(contents: tf.Tensor) -> tf.Tensor:
+    data = tf.io.decode_raw(contents, tf.uint8)
+    size = tf.size(data, tf.int64)
+
+    def number_at(at: tf.Tensor) -> tf.Tensor:
+        return tf.cast(data[at], tf.int64)
+
+    def goes_on(at: tf.Tensor) -> tf.Tensor:
+        return (at < size) & (number_at(tf.minimum(at, size - 1)) > 0)
+
+    # Behind the frame's size and its table of colours is one byte, and then come the blocks.
+    frame = _gif_frame(contents)
+    start = frame + 10 + _table_size(number_at(frame + 9)) + 1
+    (end,) = tf.while_loop(
+        goes_on,
+        lambda at: (at + number_at(at) + 1,),
+        (start,),
+        maximum_iterations=_FRAME_BLOCKS,
+    )
+    ended = tf.debugging.Assert(tf.logical_not(goes_on(end)), ["a GIF of too many blocks"])
+    with tf.control_dependencies([ended]):
+        whole = tf.strings.substr(contents, tf.zeros_like(end), end + 1) + b";"
+    # One that is cut short is for the decoder to refuse.
+    return tf.where(end < size, whole, contents)
+
+
+def _gif_size(contents: tf.Tensor) -> tf.Tensor:
+    """Height and width of the first frame."""
+    size = _bytes_at(contents, _gif_frame(contents) + 5, 4)
+    return tf.stack([_number(size[2:]), _number(size[:2])])
+
+
+def _gif_frame(contents: tf.Tensor) -> tf.Tensor:
+    """Where the first frame begins, which is behind a table of colours and extensions.
 
     An extension is two bytes and then blocks, each behind its length, up to one of length 0.
     """
-    table = tf.where(
-        packed >= 128, 3 * tf.bitwise.left_shift(tf.constant(2, tf.int64), packed % 8), 0
-    )
 
-    def bytes_at(at: tf.Tensor, count: int) -> tf.Tensor:
-        found = tf.io.decode_raw(tf.strings.substr(contents, at, count), tf.uint8)
-        return tf.cast(tf.ensure_shape(found, (count,)), tf.int64)
+    def byte_at(at: tf.Tensor) -> tf.Tensor:
+        return _bytes_at(contents, at, 1)[0]
 
     def before_frame(at: tf.Tensor, inside: tf.Tensor) -> tf.Tensor:
-        return inside | (bytes_at(at, 1)[0] == ord("!"))
+        return inside | (byte_at(at) == ord("!"))
 
     def passed(at: tf.Tensor, inside: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        length = bytes_at(at, 1)[0]
+        length = byte_at(at)
         return at + tf.where(inside, length + 1, 2), tf.logical_not(inside) | (length > 0)
 
-    start = (13 + table, tf.constant(False))
+    start = (13 + _table_size(byte_at(tf.constant(10, tf.int64))), tf.constant(False))
     at, _ = tf.while_loop(before_frame, passed, start, maximum_iterations=_GIF_BLOCKS)
-    frame = tf.debugging.Assert(bytes_at(at, 1)[0] == ord(","), ["a GIF without a frame"])
+    frame = tf.debugging.Assert(byte_at(at) == ord(","), ["a GIF without a frame"])
     with tf.control_dependencies([frame]):
-        size = bytes_at(at + 5, 4)
-    return tf.stack([_number(size[2:]), _number(size[:2])])
+        return tf.identity(at)
+
+
+def _table_size(packed: tf.Tensor) -> tf.Tensor:
+    """Bytes of the table of colours that follows a byte of flags."""
+    entries = tf.bitwise.left_shift(tf.constant(2, tf.int64), packed % 8)
+    return tf.where(packed >= 128, 3 * entries, 0)
+
+
+def _bytes_at(contents: tf.Tensor, at: tf.Tensor, count: int) -> tf.Tensor:
+    found = tf.io.decode_raw(tf.strings.substr(contents, at, count), tf.uint8)
+    return tf.cast(tf.ensure_shape(found, (count,)), tf.int64)

@@ -118,6 +118,37 @@ def small_screen(contents: bytes) -> bytes:
     return contents[:6] + struct.pack("<HH", 2, 2) + contents[10:]
 
 
+def test_of_a_gif_its_first_frame_alone_is_decoded(decoded: Callable) -> None:
+    """The decoder takes the memory of all frames, of any size, to give one."""
+    one, local = KINDS["GIF with comments"], KINDS["GIF"]
+    large = picture("GIF", 310, 470)
+    table = 3 * 2 << (large[10] & 7)
+    many = one[:-1] + 50 * large[13 + table : -1] + b";"
+    seen = tf.function(
+        lambda contents: decode_images(
+            contents,
+            tf.range(1),
+            tf.strings.length,
+            tf.identity,
+            tf.TensorSpec((), tf.int32),
+            MAX_PIXELS,
+        ),
+        autograph=False,
+    )
+    # The table of colours in the frame, and not before it.
+    size = 3 * 2 << (local[10] & 7)
+    frame = local.index(b",", 13 + size)
+    flags = bytes([local[frame + 9] | local[10] & 0x87])
+    moved = local[:10] + b"\0\0\0" + local[13 + size : frame + 9] + flags + local[13 : 13 + size]
+    moved += local[frame + 10 :]
+    twice = moved[:-1] + moved[13:]
+
+    lengths = [int(seen([contents])[0]) for contents in (one, many, local, moved, twice)]
+    assert lengths == [len(contents) for contents in (one, one, local, moved, moved)]
+    np.testing.assert_array_equal(*decoded([one, many]))
+    np.testing.assert_array_equal(*decoded([local, twice]))
+
+
 def test_too_large_images_are_told_with_size_and_limit(decoded: Callable) -> None:
     fits = picture("PNG", 31, 47)
     batch = [
