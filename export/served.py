@@ -54,7 +54,10 @@ def served_network(
         name = FEATURES if len(features) == 1 else f"{FEATURES}_{endpoint}"
         outputs[name] = _feature(network, endpoint)
     # A single one is given as itself, in whatever list the network had it.
-    several = len(network.inputs) > 1 or isinstance(network.input, dict)
+    # A Sequential network, which has one, does not know its `input` before it is called.
+    several = not isinstance(network, keras.Sequential) and (
+        len(network.inputs) > 1 or isinstance(network.input, dict)
+    )
     inputs = network.input if several else network.inputs[0]
     # A name of Keras' own would have a counter in it, and with it the graph.
     return keras.Model(inputs, outputs, name=network.name)

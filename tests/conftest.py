@@ -12,6 +12,7 @@ import tensorflow as tf
 
 IN_CI = os.environ.get("CI", "").lower() == "true"
 MUST_RUN_IN_CI = ("data", "peers")
+SEED = 20150206
 
 # tf.distribute tests need two replicas on a machine without accelerators. TensorFlow fixes its
 # devices at first use, so this must come before any test creates a tensor.
@@ -61,7 +62,13 @@ def pytest_make_collect_report(
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    keras.utils.set_random_seed(20150206)
+    keras.utils.set_random_seed(SEED)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _seeded_fixtures() -> None:
+    """A file's own fixtures are made before any of its tests, and `_seeded`, begins."""
+    keras.utils.set_random_seed(SEED)
 
 
 @pytest.fixture(autouse=True, scope="module")
