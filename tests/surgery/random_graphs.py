@@ -94,7 +94,12 @@ def _dense(builder: Builder, x: Any, rng: np.random.Generator) -> keras.Layer:
     if rng.random() < 0.5:
         return L.Dense(units, use_bias=use_bias, dtype=builder.dtype)
     bias_axes = "y" if use_bias else None
-    return L.EinsumDense("...x,xy->...y", units, bias_axes=bias_axes, dtype=builder.dtype)
+    # Keras 3.15 turns around what it takes the extents behind `...` for, if they are several.
+    rank = len(x.shape)
+    kept = "..." if rank < 4 else "abcd"[: rank - 1]
+    shape = units if rank < 4 else (*x.shape[1:-1], units)
+    equation = f"{kept}x,xy->{kept}y"
+    return L.EinsumDense(equation, shape, bias_axes=bias_axes, dtype=builder.dtype)
 
 
 def _pointwise(builder: Builder, x: Any, rng: np.random.Generator) -> keras.Layer:
