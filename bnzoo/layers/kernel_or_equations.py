@@ -12,6 +12,7 @@ other at compile time.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,10 @@ CUDNN_MIN_EPSILON = 1.001e-5
 # Calling oneDNN's kernel costs about 0.1 ms, as much as the equations written out on this many
 # values (measured on x86 with 2 cores, docs/results/layers.md).
 KERNEL_MIN_VALUES = 100_000
+
+
+_OF_GRAPHS: weakref.WeakKeyDictionary[tf.Graph, dict] = weakref.WeakKeyDictionary()
+"""What `_of_any_shape` made, by its arguments."""
 
 
 class Use(NamedTuple):
@@ -93,6 +98,8 @@ def batch_norm_of_rank_4(
         residuals = [tf.stop_gradient(residual) for residual in others]
 
         def backward(dy: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            if not pays(x):  # Plain operations, which need no other gradient.
+                return _written_out_gradient(dy, x, gamma, use=use)
             return gradient(dy, x, gamma, *residuals)
 
         return (y, mean, unbiased), backward
@@ -161,19 +168,24 @@ def _of_rank(rank: int | None) -> list[None] | None:
     return None if rank is None else [None] * rank
 
 
-@functools.cache
 def _of_any_shape(
     function: Callable[..., tuple[tf.Tensor, ...]], use: Use
 ) -> tf.types.experimental.PolymorphicFunction:
-    """`function` for all layers of all networks."""
-    # The equations are seldom taken but under XLA, to which this means nothing: optimizing them as
-    # a part of the graph, in each layer, would be most of the start-up time.
-    rare = function in (_FORWARD.equations, _BACKWARD.equations)
-    return tf.function(
-        functools.partial(function, use=use),
-        autograph=False,
-        experimental_attributes={"_noinline": True} if rare else None,
-    )
+    """`function` for all layers of the graph that is being traced.
+
+    Not of the program: where TensorFlow freezes a graph, it takes away the functions it has.
+    """
+    made = _OF_GRAPHS.setdefault(tf.compat.v1.get_default_graph(), {})
+    if (function, use) not in made:
+        # The equations are seldom taken but under XLA, to which this means nothing: optimizing them
+        # as a part of the graph, in each layer, would be most of the start-up time.
+        rare = function in (_FORWARD.equations, _BACKWARD.equations)
+        made[function, use] = tf.function(
+            functools.partial(function, use=use),
+            autograph=False,
+            experimental_attributes={"_noinline": True} if rare else None,
+        )
+    return made[function, use]
 
 
 def _fused(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *, use: Use) -> tuple[tf.Tensor, ...]:

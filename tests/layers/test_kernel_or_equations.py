@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+# No public name gives it; who freezes graphs for other runtimes has it from here.
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
 from bnzoo.layers import BatchNormalization, kernel_or_equations
 
 EPSILON = 1e-3
@@ -38,12 +41,39 @@ def test_all_layers_of_a_network_share_the_branches() -> None:
     """A large network has no more functions to trace and to keep than a small one."""
     few, many = training_step(2), training_step(6)
     assert [len(choices(step)) for step in (few, many)] == [4, 12]
-    branches = {
-        name: {op.get_attr(name).name for op in choices(many)}
-        for name in ("then_branch", "else_branch")
-    }
-    assert [len(names) for names in branches.values()] == [2, 2]
-    assert {name: {op.get_attr(name).name for op in choices(few)} for name in branches} == branches
+    for step in (few, many):
+        for name in ("then_branch", "else_branch"):
+            assert len({op.get_attr(name).name for op in choices(step)}) == 2
+
+
+def test_a_network_that_cannot_be_frozen_does_not_break_the_others() -> None:
+    """TensorFlow refuses it late, when it has taken away the functions that the graph has."""
+    before = training_step(2)
+    with pytest.raises(ValueError, match="incompatible with expected resource"):
+        convert_variables_to_constants_v2(training_step(2))
+    x = tf.constant(np.random.default_rng(1).normal(size=(4, 3, 5, 2)), tf.float32)
+    for step in (before, training_step(2)):
+        assert np.isfinite(step(x)).all()
+
+
+def test_forward_mode_of_small_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the equations; the kernel has no derivatives of this kind."""
+    monkeypatch.setattr(kernel_or_equations, "KERNEL_MIN_VALUES", 1 << 30)
+    rng = np.random.default_rng(2)
+    x, tangent = (tf.constant(rng.normal(size=(4, 3, 5, 2)), tf.float32) for _ in range(2))
+    layer = BatchNormalization()
+    layer.build(x.shape)
+    found = []
+    for forward in (lambda x: layer(x, training=True), _written_out):
+        with tf.autodiff.ForwardAccumulator(x, tangent) as accumulator:
+            y = tf.function(forward)(x)
+        found.append(accumulator.jvp(y))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+
+
+def _written_out(x: tf.Tensor) -> tf.Tensor:
+    mean = tf.reduce_mean(x, [0, 1, 2])
+    return (x - mean) / tf.sqrt(tf.reduce_mean((x - mean) ** 2, [0, 1, 2]) + EPSILON)
 
 
 def test_the_choice_is_a_part_of_the_graph() -> None:
@@ -71,8 +101,7 @@ def test_gradients_have_the_shapes_that_are_known(axis: int, batch: int | None) 
 
 
 def test_tracing_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """TensorFlow warns of arguments whose names are none for a node, once a process."""
-    kernel_or_equations._of_any_shape.cache_clear()
+    """TensorFlow warns of arguments whose names are none for a node."""
     with caplog.at_level("WARNING", "tensorflow"):
         training_step(1)
     assert not caplog.records
@@ -133,9 +162,7 @@ def test_the_second_derivative_over_functions(wrappers: tuple[Callable[..., Func
         return second
 
     def written_out(x: tf.Tensor) -> tf.Tensor:
-        mean = tf.reduce_mean(x, [0, 1, 2])
-        variance = tf.reduce_mean((x - mean) ** 2, [0, 1, 2])
-        return (x - mean) / tf.sqrt(variance + EPSILON) * tf.constant([1.5, -0.5], x.dtype)
+        return _written_out(x) * tf.constant([1.5, -0.5], x.dtype)
 
     forward = of_layer(lambda x: layer(x, training=True))
     got = of_second(second_of(of_gradient(gradient_of(forward))))(tf.constant(x, tf.float32))
