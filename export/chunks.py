@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 import keras
 import tensorflow as tf
 
-# Images of 224x224 in a step: a compromise. Without oneDNN each step's memory comes anew from the
-# system, and small steps are the fastest; with it, large ones are for weights that are variables,
-# which it packs at each step. Measured in docs/results/serving.md.
-STEP = 16
+from .settings import STEP
+
 _STEP_PIXELS = STEP * 224 * 224
 _LARGEST_STEP = 1024
 

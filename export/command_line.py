@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import flags
 
-from .settings import MAX_MEGAPIXELS, TOP_K, Settings
+from .settings import MAX_MEGAPIXELS, STEP, TOP_K, Settings
 from .versions import NEXT, is_version
 from .warmup import read_batch_sizes
 
@@ -107,7 +107,7 @@ def make_flags() -> flags.FlagValues:
         "step",
         None,
         "Images that run at a time; a larger batch runs in steps. Default: as many as have the "
-        "pixels of 8 images of 224x224, for processors; more is faster on accelerators.",
+        f"pixels of {STEP} images of 224x224, for processors; more is faster on accelerators.",
         flag_values=values,
     )
     flags.DEFINE_float(

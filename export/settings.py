@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 TOP_K = 5
+# Images of 224x224 in a step: a compromise. Without oneDNN each step's memory comes anew from the
+# system, and small steps are the fastest; with it, large ones are for weights that are variables,
+# which it packs at each step. Measured in docs/results/serving.md.
+STEP = 16
 # What a large camera gives. While it is resized, such an image takes 1 GB.
 MAX_MEGAPIXELS = 64.0
 

@@ -28,7 +28,6 @@ CUDNN_MIN_EPSILON = 1.001e-5
 # values (measured on x86 with 2 cores, docs/results/layers.md).
 KERNEL_MIN_VALUES = 100_000
 
-
 _OF_GRAPHS: weakref.WeakKeyDictionary[tf.Graph, dict] = weakref.WeakKeyDictionary()
 """What `_of_any_shape` made, by its arguments."""
 
@@ -89,18 +88,22 @@ def batch_norm_of_rank_4(
         y, mean, unbiased, *_ = function(x, gamma, beta, use=use)
         return y, mean, unbiased
 
+    by_choice = pays(x)
+
     # Gradients are written here, since those of the choice would keep the intermediates of both
     # branches; so only the kernel's own residuals stay.
     @tf.custom_gradient
     def forward(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
-        y, mean, unbiased, *others = _choose(_FORWARD, use, x, gamma, beta)
+        function = functools.partial(_choose, _FORWARD) if by_choice else _written_out
+        y, mean, unbiased, *others = function(x, gamma, beta, use=use)
         # How they depend on `x` is known to `of_gradient`; no gradient may pass through the choice.
         residuals = [tf.stop_gradient(residual) for residual in others]
 
         def backward(dy: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            if not pays(x):  # Plain operations, which need no other gradient.
-                return _written_out_gradient(dy, x, gamma, use=use)
-            return gradient(dy, x, gamma, *residuals)
+            if by_choice:
+                return gradient(dy, x, gamma, *residuals)
+            # Plain operations, which need no other gradient.
+            return _written_out_gradient(dy, x, gamma, use=use)
 
         return (y, mean, unbiased), backward
 
@@ -116,23 +119,21 @@ def batch_norm_of_rank_4(
                 results = _written_out_gradient(*sources, use=use)
             return [*tape.gradient(results, sources, upstream), *[None] * len(residuals)]
 
-        return _choose(_BACKWARD, use, *sources, *residuals), of_gradient
+        return _choose(_BACKWARD, *sources, *residuals, use=use), of_gradient
 
     return forward(x, gamma, beta)
 
 
-def _choose(pair: _Pair, use: Use, *arguments: tf.Tensor) -> Sequence[tf.Tensor]:
+def _choose(pair: _Pair, *arguments: tf.Tensor, use: Use) -> Sequence[tf.Tensor]:
     """Takes the kernel where it is right and pays, the equations elsewhere (see the top).
 
     Args:
         pair: the two.
-        use: what they are told besides tensors.
         arguments: tensors; the first has the shape of the input, as has the first result. The next
             two results have a value for each channel.
+        use: what the two are told besides.
     """
     values = arguments[0]
-    if not pays(values):
-        return pair.equations(*arguments, use=use)
     devices = ["CPU"] if use.epsilon < CUDNN_MIN_EPSILON else ["CPU", "GPU"]
     index = tf.raw_ops.DeviceIndex(device_names=devices)
     takes_kernel = index < len(devices)
