@@ -161,6 +161,9 @@ def test_too_large_images_are_told_with_size_and_limit(decoded: Callable) -> Non
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match=match):
         decoded(batch)
+    # One that could be decoded, among none that could not.
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"at position\] \[101\] "):
+        decoded([fits, picture("JPEG", 32, 47)])
     assert decoded([fits]).shape == (1, 8, 9, 3)
 
 
