@@ -116,6 +116,9 @@ class Checkpoints:
                 print(f"the checkpoint {path} is damaged: {why}; trying the one before", flush=True)
         if not candidates:
             return 0
+        if self._never_finished(candidates):
+            print(f"the first checkpoint {path} was not finished: the run begins anew", flush=True)
+            return 0
         raise RunFailed(
             f"the checkpoint {path} cannot be restored: {why}. --overwrite begins the run anew"
         )
@@ -127,6 +130,19 @@ class Checkpoints:
         numbers = {path: int(text) for path, text in numbered.items() if text.isdigit()}
         return sorted(numbers, key=numbers.__getitem__, reverse=True)
 
+    def _never_finished(self, candidates: Sequence[str]) -> bool:
+        """Whether the process was killed while it saved for the first time.
+
+        TensorFlow writes the index in its place, behind the data, and the list of checkpoints last.
+        """
+        if len(candidates) > 1 or tf.train.get_checkpoint_state(self._folder) is not None:
+            return False
+        try:
+            tf.train.load_checkpoint(candidates[0])
+        except Exception:
+            return True  # See `_try`. Of an index that cannot be read no variable was restored.
+        return False
+
     def _try(self, path: str) -> str | None:
         """Restores the checkpoint at `path`; why that cannot be, else None."""
         try:
@@ -137,7 +153,7 @@ class Checkpoints:
         return None
 
     def save(self) -> None:
-        """Saves the state of now. TensorFlow writes it aside and renames it.
+        """Saves the state of now. One that is not finished is passed over when a run goes on.
 
         Raises:
             RunFailed: it cannot be written; the checkpoints of before stay.

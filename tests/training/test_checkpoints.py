@@ -127,6 +127,40 @@ def test_a_damaged_list_of_checkpoints_hides_none(
     assert state(tmp_path)[0].restore() == 200
 
 
+@pytest.mark.parametrize("length", [0, 50])
+def test_killed_in_the_first_save_a_run_begins_anew(
+    length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path, 10)
+    index = tmp_path / "ckpt-10.index"
+    index.write_bytes(index.read_bytes()[:length])
+    # One that was finished once is not given up without a word.
+    with pytest.raises(RunFailed, match=r"ckpt-10 cannot be restored: .*--overwrite begins the"):
+        state(tmp_path)[0].restore()
+    (tmp_path / "checkpoint").unlink()
+    checkpoints, variables = state(tmp_path)
+    before = [variable.numpy() for variable in variables]
+    assert (checkpoints.restore(), checkpoints.newest) == (0, None)
+    for expected, variable in zip(before, variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), expected)
+    assert capsys.readouterr().out == (
+        f"the first checkpoint {tmp_path}/ckpt-10 was not finished: the run begins anew\n"
+    )
+    # The next one takes its place.
+    variables[-2].assign(10)
+    checkpoints.save()
+    assert state(tmp_path)[0].restore() == 10
+
+
+def test_a_first_checkpoint_without_its_data_is_not_given_up(tmp_path: Path) -> None:
+    """The index is whole, so the data was."""
+    saved(tmp_path, 10)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "ckpt-10.data-00000-of-00001").unlink()
+    with pytest.raises(RunFailed, match=r"ckpt-10 cannot be restored: .*--overwrite begins the"):
+        state(tmp_path)[0].restore()
+
+
 def test_checkpoints_of_another_network_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, 10)
     variable = tf.Variable(0, dtype=tf.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -154,7 +153,8 @@ def test_killed_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
             if max(numbers, default=0) >= 40 * wanted:
                 break
             time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
+        assert process.poll() is None, "it ended by itself"
+        process.kill()
         assert process.wait() == -signal.SIGKILL
         assert not (tmp_path / "killed" / "model.keras").exists()
     assert train.main(train_argv(tmp_path / "killed", *flags)) == 0
