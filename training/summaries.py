@@ -37,9 +37,7 @@ class Summaries:
 
     def __init__(self, folder: str, last_step: int) -> None:
         make(folder)
-        self._path = os.path.join(
-            folder, f"{_EVENTS}{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        )
+        self._path = _new_path(folder)
         for name in sorted(os.listdir(folder)):
             if name.startswith(_EVENTS):
                 _cut(os.path.join(folder, name), last_step)
@@ -94,6 +92,21 @@ def read_events(path: str) -> Iterator[tf.compat.v1.Event]:
     with contextlib.suppress(tf.errors.DataLossError):
         for record in tf.data.TFRecordDataset(path):
             yield tf.compat.v1.Event.FromString(record.numpy())
+
+
+def _new_path(folder: str) -> str:
+    """Of a file that is not there, also if this process had one in the same second.
+
+    TensorBoard reads the files in the order of their names.
+    """
+    path = first = os.path.join(
+        folder, f"{_EVENTS}{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+    )
+    number = 0
+    while os.path.exists(path):
+        number += 1
+        path = f"{first}.{number}"
+    return path
 
 
 def _cut(path: str, last_step: int) -> None:

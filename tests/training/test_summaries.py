@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,19 @@ def test_what_is_done_again_is_not_there_twice(
     assert points(tmp_path) == []
     assert len(list(tmp_path.iterdir())) == 1
     third.close()
+
+
+def test_a_process_that_goes_on_in_the_same_second_overwrites_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tests do, and containers, in which each process has the same number."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    for number in range(4):
+        summaries = begin(tmp_path, number, monkeypatch, 1)
+        summaries.write(number + 1, {"loss": number})
+        summaries.close()
+    assert points(tmp_path) == [(number + 1, "loss", number) for number in range(4)]
 
 
 def test_tensorboard_shows_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
