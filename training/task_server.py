@@ -39,6 +39,16 @@ _DISMISSED = "ram://bnzoo/dismissed"
 
 # In what TensorFlow says of an error that has come from a parameter server.
 _OF_A_SERVER = re.compile(r"remote target /job:ps/replica:0/task:(\d+)")
+# Its own loss is of these kinds, or comes as one of others with such words once it was started
+# again. An error of a step, such as a failed check, passes through servers too, and has lost none.
+_OF_A_LOSS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+)
+_FORGOTTEN = re.compile(r"find a context_id|(Resource|Container) \S+ does not exist")
 
 Facts = Mapping[str, Mapping[str, Any]]
 
@@ -222,8 +232,12 @@ def server_lost(task: Task, error: Exception) -> str | None:
     What a server held is lost with it, also where it was started again at once.
     """
     addresses = servants(task)
-    told = _OF_A_SERVER.search(f"{error} {error.__cause__}")
-    lost = [f"{PS} {told[1]}"] if told else []
+    text = f"{error} {error.__cause__}"
+    told = _OF_A_SERVER.search(text)
+    # What TensorFlow's coordinator wraps has this attribute.
+    wrapped = (error, error.__cause__, getattr(error, "original_exception", None))
+    of_a_loss = any(isinstance(one, _OF_A_LOSS) for one in wrapped) or _FORGOTTEN.search(text)
+    lost = [f"{PS} {told[1]}"] if told and of_a_loss else []
     lost += [name for name, at in addresses.items() if job_of(name) == PS and not answers(at)]
     return server_lost_line(lost[0], addresses[lost[0]]) if lost else None
 

@@ -141,9 +141,40 @@ def test_one_step_at_a_time_is_one_device(told: dict[str, dict[str, Any]]) -> No
 
 
 def test_errors_of_steps_and_other_flags_are_told(told: dict[str, dict[str, Any]]) -> None:
-    assert told["error"]["kind"] == "InvalidArgumentError"
+    assert told["error"]["kind"] == "InvalidArgumentError", told["error"]["text"]
     assert "a broken batch" in told["error"]["text"]
     assert "flags batch_size (64 and 32)" in told["facts"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "lost"),
+    [
+        (tf.errors.UnavailableError, "Connection reset by peer", True),
+        (tf.errors.InvalidArgumentError, "Unable to find a context_id", True),
+        (tf.errors.NotFoundError, "Resource localhost/_AnonymousVar3/Var does not exist", True),
+        # A server has waited for what the failed step was to send it.
+        (tf.errors.InvalidArgumentError, "assertion failed: [a broken batch]", False),
+        (tf.errors.NotFoundError, "images.tfrecord; No such file or directory", False),
+    ],
+)
+def test_a_server_is_lost_or_has_passed_on_an_error(
+    kind: type[tf.errors.OpError], text: str, lost: bool
+) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        chief = Task({"chief": ("127.0.0.1:1",), "ps": (address,)}, "chief", 0)
+        told = "Additional GRPC error information from remote target /job:ps/replica:0/task:0"
+        line = task_server.server_lost(chief, kind(None, None, f"{text}\n{told}"))
+        assert line == (task_server.server_lost_line("ps 0", address) if lost else None)
+        # As where a checkpoint could not be written for it.
+        outer = RunFailed("cannot write")
+        outer.__cause__ = kind(None, None, f"{text}\n{told}")
+        assert task_server.server_lost(chief, outer) == line
+        # Without those words no server has to do with it.
+        assert task_server.server_lost(chief, kind(None, None, text)) is None
+    assert "ps 0" in (task_server.server_lost(chief, kind(None, None, text)) or "")
 
 
 def test_servers_end_without_a_chief(capsys: pytest.CaptureFixture[str]) -> None:
