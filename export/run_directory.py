@@ -84,6 +84,9 @@ def read_network(file: Path, told: Path | None = None) -> keras.Model:
             f"the network in {told or file} has no inputs of its own: it must be a functional or "
             "Sequential model that was built before it was saved"
         )
+    if type(network) is keras.Sequential:
+        # One that was not called does not know its `input` and `output`.
+        return keras.Model(network.inputs[0], network.outputs[0], name=network.name)
     return network
 
 

@@ -86,3 +86,14 @@ def test_a_step_is_as_small_as_the_largest_input_needs() -> None:
     pooled = keras.layers.GlobalAveragePooling2D()(large)
     model = keras.Model({"large": large, "a": small}, [pooled, small])
     assert step_size(model) == 4
+
+
+def test_a_sequential_network_that_keras_reads_without_calling_it(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((12, 10, 3)), *small_network().layers[1:]])
+    images = np.random.default_rng(5).normal(size=(5, 12, 10, 3)).astype(np.float32)
+    expected = model.predict(images, verbose=0)
+    served = exported(model, tmp_path, "--features=pooled")["serving_default"]
+    (name,) = served.structured_input_signature[1]
+    answer = served(**{name: images})
+    np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-6)
+    assert set(answer) >= {"probabilities", "features"}
