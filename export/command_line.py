@@ -30,6 +30,7 @@ PRECISIONS = ("float32", "bfloat16")
 LITERT = ("float32", "int8")
 # TensorFlow decodes no image of more than 2^29 pixels.
 _MOST_MEGAPIXELS = 2**29 / 1e6
+_OF_PATTERNS = "*?[]\\"
 
 _STRINGS = {
     "version": (
@@ -134,6 +135,12 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> Settings:
     except flags.Error as error:
         raise BadFlags(" ".join(str(error).split())) from error
     _check_folders(values, folders)
+    if set(folders[-1]) & set(_OF_PATTERNS):
+        raise BadFlags(
+            f"OUT must not have any of {' '.join(_OF_PATTERNS)} in it: TensorFlow takes the name "
+            "of a SavedModel for a pattern, and would not find its variables. "
+            f"Received: {folders[-1]}"
+        )
     if values.version is not None and values.version != NEXT and not is_version(values.version):
         raise BadFlags(
             f"--version must be {NEXT} or a whole number. Received: --version={values.version}"

@@ -27,6 +27,8 @@ EXAMPLES = "examples"
 
 FORMAT_VERSION = 1
 PARTIAL = ".partial."
+# TensorFlow takes the name of a checkpoint for a pattern.
+_OF_PATTERNS = frozenset("*?[]\\")
 
 
 def cannot_write(path: str, why: str) -> RunFailed:
@@ -85,6 +87,12 @@ def check_run_dir(run_dir: str, settings: Settings, overwrite: bool) -> None:
         settings: those of the run that is to be in it.
         overwrite: whether a run that is there may be deleted.
     """
+    if found := sorted(_OF_PATTERNS & set(run_dir)):
+        raise BadFlags(
+            f"--run_dir must not have any of {' '.join(sorted(_OF_PATTERNS))} in it, as TensorFlow "
+            f"would not find its checkpoints again. Received: --run_dir={run_dir}, which has "
+            f"{' '.join(found)}"
+        )
     if not os.path.lexists(run_dir):
         return
     if not os.path.isdir(run_dir):

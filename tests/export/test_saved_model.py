@@ -151,6 +151,11 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "--max_difference must be a number of at least 0. Received: --max_difference=nan",
         ),
         (
+            ("run", "models/lr=[0.1]"),
+            "OUT must not have any of * ? [ ] \\ in it: TensorFlow takes the name of a SavedModel "
+            "for a pattern, and would not find its variables. Received: models/lr=[0.1]",
+        ),
+        (
             ("--keras_model=m.keras", "a", "b"),
             "with --keras_model one folder is needed, OUT. Received: a b",
         ),

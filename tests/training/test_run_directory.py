@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from training import run_directory
 from training.command_line import BadFlags, RunFailed
@@ -139,3 +140,14 @@ def test_config_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")
     with pytest.raises(RunFailed, match=r"config\.json is damaged: 'utf-8' codec"):
         read_config(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["lr=[0.1]", "a*", "what?", "back\\slash"])
+def test_names_that_are_patterns_are_refused(name: str, tmp_path: Path) -> None:
+    run_dir = f"{tmp_path}/{name}"
+    with pytest.raises(BadFlags, match=r"must not have any of .* would not find its checkpoints"):
+        check_run_dir(run_dir, settings(), overwrite=False)
+    if name.strip("*?") != name:
+        return  # These find the run's own checkpoints, but may find another's.
+    with pytest.raises(tf.errors.OpError):
+        tf.train.Checkpoint(a=tf.Variable(1)).read(tf.train.Checkpoint().write(f"{run_dir}/ckpt"))
