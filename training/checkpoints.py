@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
@@ -92,7 +93,10 @@ class Checkpoints:
         Raises:
             RunFailed: there are some, but all are damaged, or of another network.
         """
-        step = self._restore_newest() if self._devices.is_chief else 0
+        step = 0
+        if self._devices.is_chief:
+            self._remove_unfinished()
+            step = self._restore_newest()
         agreed = int(self._devices.total(step)[0])
         if agreed != step:
             path = os.path.join(self._folder, f"{_PREFIX}-{agreed}")
@@ -106,6 +110,16 @@ class Checkpoints:
             for own, variable in self._agreed:
                 variable.assign(own)
         return agreed
+
+    def _remove_unfinished(self) -> None:
+        """Removes what TensorFlow was writing aside when a process was killed."""
+        for pattern in (f"{_PREFIX}-*_temp", "checkpoint.tmp*"):
+            for path in glob.glob(os.path.join(self._folder, pattern)):
+                if os.path.isdir(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.remove(path)
 
     def _restore_newest(self) -> int:
         for path in (candidates := self._newest_first()):

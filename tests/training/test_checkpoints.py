@@ -152,6 +152,16 @@ def test_killed_in_the_first_save_a_run_begins_anew(
     assert state(tmp_path)[0].restore() == 10
 
 
+def test_what_was_being_written_is_removed(tmp_path: Path) -> None:
+    saved(tmp_path, 10)
+    before = {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "ckpt-20_temp").mkdir()
+    (tmp_path / "ckpt-20_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"x")
+    (tmp_path / "checkpoint.tmp0a1b2c").write_text("model_")
+    assert state(tmp_path)[0].restore() == 10
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
 def test_a_first_checkpoint_without_its_data_is_not_given_up(tmp_path: Path) -> None:
     """The index is whole, so the data was."""
     saved(tmp_path, 10)
