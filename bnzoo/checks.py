@@ -75,6 +75,19 @@ def check_number(
     raise ValueError(f"`{argument}` must be {none}{rule}. Received: {argument}={value!r}")
 
 
+def check_bool(argument: str, value: Any) -> None:
+    """ValueError unless `value` is True or False: of any other object Python knows a truth too.
+
+    Example:
+        >>> check_bool("mirror", "no")
+        Traceback (most recent call last):
+        ...
+        ValueError: `mirror` must be True or False. Received: mirror='no'
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"`{argument}` must be True or False. Received: {argument}={value!r}")
+
+
 def check_choice(argument: str, value: Any, allowed: Collection[Any]) -> None:
     """ValueError unless `value` is one of `allowed`.
 

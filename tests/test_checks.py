@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bnzoo import models
-from bnzoo.checks import check_number, check_whole, is_finite, is_whole
+from bnzoo.checks import check_bool, check_number, check_whole, is_finite, is_whole
 from bnzoo.initializers import HeNormal
 from bnzoo.layers import SlidingSpatialPyramidPooling, SpatialPyramidPooling
 from bnzoo.models.pooling import PaddedMaxPooling2D
@@ -66,6 +66,14 @@ def test_ends(value: Any, ends: tuple[float, ...], open_ends: bool, rule: str | 
         with pytest.raises(ValueError) as error:  # noqa: PT011 the whole text is compared
             check_number("it", value, *ends, open_ends=open_ends)
         assert str(error.value) == f"`it` must be {rule}. Received: it={value!r}"
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "", "false", np.True_, []])
+def test_only_true_and_false_are_booleans(value: Any) -> None:
+    check_bool("mirror", True)
+    check_bool("mirror", False)
+    with pytest.raises(ValueError, match=r"^`mirror` must be True or False\. Received: mirror="):
+        check_bool("mirror", value)
 
 
 def test_none_where_it_is_allowed() -> None:

@@ -28,6 +28,8 @@ SMALL_IMAGE = 64
 
 _TFDS_NAME = re.compile(r"[a-z0-9_]+(:[a-z0-9_]+)?(/[\w.\-]+)*(:\d+\.\d+\.\d+)?", re.IGNORECASE)
 
+_BOOLEANS = {"true": True, "false": False}
+
 _LAYER = re.compile(r"[^\s:]+(:\d+)?")
 
 
@@ -272,19 +274,27 @@ def _check_watching(given: Mapping[str, Any], problems: list[str]) -> None:
 
 
 def _model_arguments(pairs: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    """name=value pairs as a dict; a value that is no Python literal is a string."""
+    """name=value pairs as a dict; a value that is no Python literal is a string.
+
+    "true" and "false" are booleans also as JSON and shells write them: as strings both are true.
+    """
     arguments: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.strip().isidentifier():
             problems.append(f"--model_args must be name=value,name=value. Received: {pair}")
             continue
-        try:
-            value = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError):
-            value = text.strip()
-        arguments[name.strip()] = value
+        arguments[name.strip()] = _literal(text.strip())
     return arguments
+
+
+def _literal(text: str) -> Any:
+    if text.lower() in _BOOLEANS:
+        return _BOOLEANS[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _check_model_arguments(model: str, arguments: Mapping[str, Any], problems: list[str]) -> None:

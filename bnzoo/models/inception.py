@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from bnzoo.checks import check_choice, check_number, check_whole
+from bnzoo.checks import check_bool, check_choice, check_number, check_whole
 
 from .arguments import (
     build_model,
@@ -141,6 +141,11 @@ def bn_inception(
     check_choice("batch_norm", batch_norm, ("channel", "activation", None))
     check_choice("auxiliary", auxiliary, (None, *AUXILIARY_HEADS))
     check_choice("pooling", pooling, (None, "avg", "max"))
+    check_bool("stem_batch_norm", stem_batch_norm)
+    check_bool("batch_norm_scale", batch_norm_scale)
+    check_bool("synchronized", synchronized)
+    check_bool("conv_bias", conv_bias)
+    check_bool("local_response_normalization", local_response_normalization)
     check_number("dropout", dropout, 0, 1)
     check_number("width_multiplier", width_multiplier, 0, open_ends=True)
     check_number("weight_scale", weight_scale, 0, open_ends=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from bnzoo.checks import check_number, check_whole
+from bnzoo.checks import check_bool, check_number, check_whole
 from bnzoo.layers.batch_normalization import BatchNormalization
 
 from .arguments import (
@@ -68,6 +68,7 @@ def mnist_mlp(
     """
     check_whole("classes", classes)
     check_weights(weights)
+    check_bool("batch_norm", batch_norm)
     check_number("initial_stddev", initial_stddev, 0, open_ends=True)
     gaussian = keras.initializers.RandomNormal
     if input_tensor is None and input_shape is None:

@@ -55,6 +55,16 @@ from bnzoo.models import bn_inception
             {"pooling": "mean"},
             "`pooling` must be one of None, 'avg', 'max'. Received: pooling='mean'",
         ),
+        *(
+            ({name: "no"}, f"`{name}` must be True or False. Received: {name}='no'")
+            for name in (
+                "stem_batch_norm",
+                "batch_norm_scale",
+                "synchronized",
+                "conv_bias",
+                "local_response_normalization",
+            )
+        ),
         ({"dropout": 1.5}, "`dropout` must be a number in [0, 1]. Received: dropout=1.5"),
         (
             {"width_multiplier": 0},

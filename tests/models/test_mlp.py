@@ -87,6 +87,10 @@ def test_weights_from_a_file(tmp_path):
             "`input_shape` must be known in full for fully connected layers. "
             "Received: input_shape=(None, 28, 1)",
         ),
+        (
+            {"batch_norm": "no"},
+            "`batch_norm` must be True or False. Received: batch_norm='no'",
+        ),
         ({"classes": -1}, "`classes` must be a whole number >= 1. Received: classes=-1"),
     ],
 )

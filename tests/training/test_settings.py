@@ -183,6 +183,23 @@ def test_model_args_are_literals_or_strings_and_add_to_the_recipes() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("false", False),
+        ("FALSE", False),
+        ("False", False),
+        ("true", True),
+        ("TRUE", True),
+        ("no", "no"),
+        ("'false'", "false"),
+    ],
+)
+def test_true_and_false_are_booleans_in_any_case(text: str, value: object) -> None:
+    # As a string, "false" would be true: a network with BN, without a word.
+    assert settings(f"--model_args=batch_norm={text}").model_args == {"batch_norm": value}
+
+
 def test_arguments_of_a_recipe_stay_with_its_network() -> None:
     # "Inception at the rate of BN-x5" of Section 4.2.2, which diverges.
     found = resolve(given("--recipe=bn_baseline", "--model=inception"))
