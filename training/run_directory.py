@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import platform
@@ -145,6 +146,31 @@ def make(run_dir: str) -> None:
     """Makes the folder of a run, and those it lies in."""
     with writing(run_dir):
         os.makedirs(run_dir, exist_ok=True)
+
+
+@contextlib.contextmanager
+def locked(run_dir: str) -> Iterator[None]:
+    """Keeps other processes from training in the folder `run_dir` until the block ends.
+
+    The lock is the open folder's, so it leaves no file; the system gives it back when the process
+    ends, however it ends. Where the file system knows no locks of folders, as NFS, there is none.
+
+    Raises:
+        RunFailed: another process trains there.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = os.open(run_dir, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFailed(
+                f"another process trains in {run_dir}: wait until it has ended, or end it; then "
+                "the same command goes on from its last checkpoint. Or give another --run_dir"
+            ) from error
+        except OSError:
+            pass
+        yield
 
 
 def clear(run_dir: str) -> None:

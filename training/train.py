@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -89,15 +90,16 @@ def train(
         task_server.serve(task, facts, place.cluster_timeout)
         return
     devices = strategies.open_devices(settings, place, run_dir, task)
-    with devices.guarded(), StopRequest() as stop:
+    with contextlib.ExitStack() as until_the_end, devices.guarded(), StopRequest() as stop:
         inputs = data.open_inputs(settings)
         devices.check_same_data(inputs)
         model = build_model(settings, inputs, devices)
         choose(model, settings.bn_percentiles)  # A mistake in it is told before a run is made.
         if devices.is_chief:
-            if overwrite and os.path.isdir(run_dir):
-                run_directory.clear(run_dir)
             run_directory.make(run_dir)
+            until_the_end.enter_context(run_directory.locked(run_dir))
+            if overwrite:
+                run_directory.clear(run_dir)
             loop.write_description(run_dir, settings, inputs)
             write_examples(run_dir, inputs)
             print(

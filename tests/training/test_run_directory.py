@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from importlib import metadata
@@ -12,7 +14,14 @@ import tensorflow as tf
 
 from training import run_directory
 from training.command_line import BadFlags, RunFailed
-from training.run_directory import check_run_dir, clear, read_config, write_config, write_text
+from training.run_directory import (
+    check_run_dir,
+    clear,
+    locked,
+    read_config,
+    write_config,
+    write_text,
+)
 
 from .helpers import settings
 
@@ -73,6 +82,27 @@ def test_clear_deletes_the_run_alone(tmp_path: Path) -> None:
         (tmp_path / name / "file").write_text("x")
     clear(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_one_process_at_a_time_trains_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with locked(str(tmp_path)):
+        with pytest.raises(RunFailed) as caught, locked(str(tmp_path)):
+            pass
+        assert str(caught.value).startswith(f"another process trains in {tmp_path}: wait until ")
+        assert os.listdir(tmp_path) == []
+    opened = set(os.listdir("/dev/fd"))
+    with pytest.raises(KeyboardInterrupt), locked(str(tmp_path)):
+        raise KeyboardInterrupt
+    assert set(os.listdir("/dev/fd")) == opened
+
+    def unknown(*_: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")  # What NFS says of a folder.
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with locked(str(tmp_path)), locked(str(tmp_path)):
+        pass
 
 
 def test_what_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,15 @@ from training.settings import resolve
 
 from .helpers import given, image_folder, read_metrics, settings, train_argv
 
+# With the folder of a run as its argument: what a process that trains there does.
+HOLDS_THE_LOCK = """
+import sys, time
+from training.run_directory import locked
+with locked(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
 
 def test_run_directory_has_what_the_contract_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -79,6 +88,29 @@ def test_run_of_another_configuration_is_refused(
     assert error.count("\n") == 1
     assert "--model_args (there {}, now {'epsilon': 0.01}), --seed (there 0, now 1)" in error
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_in_which_another_process_trains_is_not_touched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = train_argv(tmp_path, "--steps=2", "--population_batches=1")
+    assert train.main(argv) == 0
+    (tmp_path / "model.keras").unlink()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    capsys.readouterr()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_THE_LOCK, tmp_path], stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"held\n"
+        for more in ([], ["--overwrite"]):
+            assert train.main([*argv, *more]) == 1
+            error = capsys.readouterr().err
+            assert error.startswith(f"bnzoo-train: another process trains in {tmp_path}: wait ")
+            assert error.count("\n") == 1
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+        other.kill()
+    assert train.main(argv) == 0
 
 
 def test_data_that_changed_under_a_run_is_refused(
