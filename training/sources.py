@@ -146,7 +146,11 @@ def digits() -> Source:
 
 
 def folder(root: str) -> Source:
-    """Image files in root/<split>/<class>/; a class has one label in all splits."""
+    """Image files in root/<split>/<class>/; a class has one label in all splits.
+
+    What is hidden is left out: notebooks and desktops leave such folders and files everywhere,
+    .ipynb_checkpoints with copies of images and ._1.png that is none among them.
+    """
     if not os.path.isdir(root):
         raise RunFailed(f"there is no folder {root}: it must hold images in <split>/<class>/")
     files: dict[str, list[tuple[str, str]]] = {}
@@ -156,7 +160,7 @@ def folder(root: str) -> Source:
             files.setdefault(split, []).extend(
                 (os.path.join(members, name), label)
                 for name in sorted(os.listdir(members))
-                if name.lower().endswith(IMAGE_SUFFIXES)
+                if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
             )
     files = {split: found for split, found in files.items() if found}
     if not files:
@@ -182,4 +186,8 @@ def folder(root: str) -> Source:
 
 
 def _subfolders(parent: str) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(parent) if entry.is_dir())
+    return sorted(
+        entry.name
+        for entry in os.scandir(parent)
+        if entry.is_dir() and not entry.name.startswith(".")
+    )

@@ -82,6 +82,18 @@ def test_folder_has_each_image_with_its_class(tmp_path: Path) -> None:
             assert (image // 10 == 2 + 4 * label).all()
 
 
+def test_folder_leaves_out_what_is_hidden(tmp_path: Path) -> None:
+    """.git looks like a split, .ipynb_checkpoints like a class, and ._0.png like an image."""
+    image_folder(
+        tmp_path,
+        {"train": {"a": 2, "b": 1, ".ipynb_checkpoints": 1}, "val": {"b": 1}, ".git": {"c": 1}},
+    )
+    (tmp_path / "train" / "b" / "._0.png").write_bytes(b"no image")
+    source = sources.folder(str(tmp_path))
+    assert (source.labels, source.split_names) == (("a", "b"), ("train", "val"))
+    assert read_all(source.open_split("train"), RGB)[1] == [0, 0, 1]
+
+
 def test_folder_takes_many_kinds_of_files(tmp_path: Path) -> None:
     folder = tmp_path / "train" / "x"
     folder.mkdir(parents=True)
