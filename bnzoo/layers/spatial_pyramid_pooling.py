@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from bnzoo.checks import check_choice, is_whole
 
+from .real_inputs import as_floating
+
 
 def bin_edges(size: Any, bins: int) -> list[tuple[Any, Any]]:
     """First and last-plus-one place of each of `bins` bins of a side; `size` is a number or tensor.
@@ -27,6 +29,9 @@ def _counts(values: Any) -> bool:
 
 class _Pyramid(keras.layers.Layer):
     """What the two layers below share: the bins, the format, the length of the vector."""
+
+    # The least height and width of a map.
+    _smallest: tuple[int, ...] = (1, 1)
 
     def __init__(
         self, bins: Sequence[int] = (7, 3, 2, 1), data_format: str | None = None, **kwargs: Any
@@ -47,6 +52,10 @@ class _Pyramid(keras.layers.Layer):
                 "Spatial pyramid pooling needs an input of rank 4 whose number of channels is "
                 f"known. Received: input_shape={tuple(input_shape)}"
             )
+        first = 1 if self.data_format == "channels_last" else 2
+        sides = input_shape[first : first + 2]
+        if any(a is not None and a < n for a, n in zip(sides, self._smallest, strict=True)):
+            raise ValueError(f"{self._rule()} Received: input_shape={tuple(input_shape)}")
         axis = 3 if self.data_format == "channels_last" else 1
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={axis: self._channels(input_shape)})
 
@@ -64,11 +73,29 @@ class _Pyramid(keras.layers.Layer):
     def _channels(self, input_shape: Sequence[int | None]) -> int | None:
         return input_shape[3 if self.data_format == "channels_last" else 1]
 
-    def _channels_last(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The vector runs over channels fastest in both formats, so that weights fit both."""
-        if self.data_format == "channels_last":
-            return inputs
-        return tf.transpose(inputs, [0, 2, 3, 1])
+    def _rule(self) -> str:
+        return "A map must have at least one place: give larger images."
+
+    def _maps(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The inputs with channels last, if large enough.
+
+        The vector runs over channels fastest in both formats, so that weights fit both.
+        """
+        maps = as_floating(inputs, self.compute_dtype)
+        if self.data_format == "channels_first":
+            maps = tf.transpose(maps, [0, 2, 3, 1])
+        sides = maps.shape[1:3]
+        if sides.is_fully_defined():
+            if any(a < n for a, n in zip(sides, self._smallest, strict=True)):
+                raise ValueError(f"{self._rule()} Received: inputs of shape {inputs.shape}")
+            return maps
+        # Before the pool: on the CPU one of no windows divides by zero, which ends the process.
+        # XLA, whose pool does not, leaves the assertion out.
+        large = tf.debugging.assert_greater_equal(
+            tf.shape(maps)[1:3], list(self._smallest), message=self._rule()
+        )
+        with tf.control_dependencies([large]):
+            return tf.identity(maps)
 
 
 @keras.saving.register_keras_serializable(package="bnzoo")
@@ -92,7 +119,9 @@ class SpatialPyramidPooling(_Pyramid):
 
     Raises:
         ValueError: for `bins` that are no numbers of bins; when built, for an input of another rank
-            or with an unknown number of channels.
+            or with an unknown number of channels; for complex inputs, and for a map of no places.
+            Where only the running graph knows the size, tf.errors.InvalidArgumentError (XLA has no
+            errors of its own: the maxima are -inf).
 
     Example:
         >>> import numpy as np
@@ -102,7 +131,7 @@ class SpatialPyramidPooling(_Pyramid):
     """
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        maps = self._channels_last(inputs)
+        maps = self._maps(inputs)
         height = maps.shape[1] if maps.shape[1] is not None else tf.shape(maps)[1]
         width = maps.shape[2] if maps.shape[2] is not None else tf.shape(maps)[2]
         levels = []
@@ -138,8 +167,9 @@ class SlidingSpatialPyramidPooling(_Pyramid):
         [N H' W', C times the number of bins], with H' = height - window height + 1 and W' likewise.
 
     Raises:
-        ValueError: for `bins` or a `window` that are no whole numbers; when built, also for a map
-            smaller than the window.
+        ValueError: as `SpatialPyramidPooling`; for a `window` of no whole numbers, and for a map
+            smaller than it. Where only the running graph knows the size,
+            tf.errors.InvalidArgumentError (XLA has no errors of its own: there are no rows).
 
     Example:
         >>> import numpy as np
@@ -161,20 +191,10 @@ class SlidingSpatialPyramidPooling(_Pyramid):
                 "`window` must be two whole numbers >= 1, its height and width. "
                 f"Received: window={window!r}"
             )
-        self.window = tuple(int(n) for n in window)
-
-    def build(self, input_shape: Sequence[int | None]) -> None:
-        super().build(input_shape)
-        first = 1 if self.data_format == "channels_last" else 2
-        sides = input_shape[first : first + 2]
-        if any(a is not None and a < w for a, w in zip(sides, self.window, strict=True)):
-            raise ValueError(
-                f"A map must be at least as large as `window`, {self.window}. "
-                f"Received: input_shape={tuple(input_shape)}"
-            )
+        self.window = self._smallest = tuple(int(n) for n in window)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        maps = self._channels_last(inputs)
+        maps = self._maps(inputs)
         rows = tf.shape(maps)[1] - self.window[0] + 1
         columns = tf.shape(maps)[2] - self.window[1] + 1
         pooled = {}
@@ -192,6 +212,9 @@ class SlidingSpatialPyramidPooling(_Pyramid):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "window": self.window}
+
+    def _rule(self) -> str:
+        return f"A map must be at least as large as `window`, {self.window}: give larger images."
 
     def _rows(self, input_shape: Sequence[int | None]) -> None:
         """A multiple of the batch, which functional models take for unknown."""

@@ -177,3 +177,53 @@ def test_bad_inputs() -> None:
         SpatialPyramidPooling().build((None, 7, 7))
     with pytest.raises(ValueError, match=r"`window`, \(8, 3\).* input_shape=\(None, 7, 7, 2\)"):
         SlidingSpatialPyramidPooling((8, 3)).build((None, 7, 7, 2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "rule"),
+    [
+        (SpatialPyramidPooling((1,)), (1, 0, 3, 1), "A map must have at least one place"),
+        (SlidingSpatialPyramidPooling((4, 3), (1,)), (1, 3, 9, 1), r"`window`, \(4, 3\)"),
+        (SlidingSpatialPyramidPooling((3, 4), (1,)), (1, 9, 3, 1), r"`window`, \(3, 4\)"),
+        (
+            SlidingSpatialPyramidPooling((3, 4), (1,), "channels_first"),
+            (1, 1, 9, 3),
+            r"`window`, \(3, 4\)",
+        ),
+    ],
+)
+def test_a_map_that_is_too_small_is_refused_in_every_way(
+    layer: keras.Layer, shape: tuple, rule: str
+) -> None:
+    """A pool of no windows divides by zero on the CPU, and the process is gone."""
+    unknown = tuple(None if size in (0, 3, 9) else size for size in shape)
+    layer.build(unknown)
+    maps = tf.zeros(shape)
+    with pytest.raises(ValueError, match=rf"{rule}.* larger images\. Received: .*of shape \(1, "):
+        layer(maps)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{rule}.* larger images\."):
+        tf.function(layer, input_signature=[tf.TensorSpec(unknown)])(maps)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["plain", "xla"])
+def test_unknown_sizes_that_are_large_enough(jit: bool) -> None:
+    layer = SlidingSpatialPyramidPooling((4, 3), (2, 1))
+    layer.build((None, None, None, 2))
+    maps = _maps(1, 4, 4, 2)
+    run = tf.function(
+        layer, jit_compile=jit, input_signature=[tf.TensorSpec((None, None, None, 2))]
+    )
+    expected = [_expected(maps[:, :, j : j + 3], (2, 1)) for j in range(2)]
+    np.testing.assert_array_equal(run(maps), np.concatenate(expected))
+
+
+@pytest.mark.parametrize(
+    "layer", [SpatialPyramidPooling((2, 1)), SlidingSpatialPyramidPooling((2, 2), (1,))]
+)
+def test_inputs_that_are_not_floating(layer: keras.Layer) -> None:
+    maps = np.arange(8).reshape(1, 2, 2, 2)
+    output = layer(maps)
+    assert output.dtype == "float32"
+    np.testing.assert_array_equal(output, _expected(maps, layer.bins))
+    with pytest.raises(ValueError, match=r"`inputs` must be real numbers\. .* dtype complex64"):
+        layer(tf.zeros((1, 2, 2, 2), tf.complex64))
