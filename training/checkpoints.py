@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import shutil
@@ -177,6 +178,7 @@ class Checkpoints:
         try:
             if self._devices.is_chief:
                 self._manager.save(checkpoint_number=number)
+                self._write_through(number)
         except (tf.errors.OpError, OSError) as error:
             # On a full disk it would keep the next attempt from its room.
             shutil.rmtree(
@@ -184,6 +186,24 @@ class Checkpoints:
             )
             raise cannot_write(f"checkpoint {number} in {self._folder}", reason(error)) from error
         self._newest = f"{_PREFIX}-{number}"
+
+    def _write_through(self, number: int) -> None:
+        """Makes sure that checkpoint `number` outlasts a loss of power, which TensorFlow does not.
+
+        Else all that are kept may be in memory alone, where steps are quick.
+        """
+        name = os.path.join(glob.escape(self._folder), f"{_PREFIX}-{number}")
+        paths = [*glob.glob(f"{name}.data-*"), *glob.glob(f"{name}.index")]
+        for path in (*paths, os.path.join(self._folder, "checkpoint"), self._folder):
+            opened = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+            except OSError as error:
+                # Some file systems do not know it of folders.
+                if error.errno != errno.EINVAL:
+                    raise
+            finally:
+                os.close(opened)
 
     def _read_agreed(self) -> None:
         if self._agreed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +62,31 @@ def test_the_newest_few_are_kept_and_named_by_their_step(tmp_path: Path) -> None
     assert checkpoints.newest == "ckpt-50"
     kept = sorted(path.stem for path in tmp_path.glob("*.index"))
     assert kept == ["ckpt-30", "ckpt-40", "ckpt-50"][-KEPT:]
+
+
+def test_what_is_saved_outlasts_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: dict[int, int] = {}
+
+    def note(opened: int) -> None:
+        status = os.fstat(opened)
+        written[status.st_ino] = status.st_size
+
+    monkeypatch.setattr(os, "fsync", note)
+    saved(tmp_path, 10, 20)
+    files = {path.name: path.stat() for path in (*tmp_path.glob("*20*"), tmp_path / "checkpoint")}
+    assert set(files) == {"ckpt-20.index", "ckpt-20.data-00000-of-00001", "checkpoint"}
+    for status in files.values():
+        assert written[status.st_ino] == status.st_size
+    assert tmp_path.stat().st_ino in written
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFailed, match=r"checkpoint 30 in .* cannot be written: .*No space left"):
+        saved(tmp_path, 30)
 
 
 @pytest.mark.parametrize("index", [0, 4, 7])
