@@ -18,7 +18,8 @@ from tensorflow.core.protobuf import fingerprint_pb2, saved_model_pb2
 from tensorflow.python.saved_model import fingerprinting_utils
 
 _COUNTER = re.compile(r"(_+\d+)+$")
-# An attribute of calls that says which gradient they have: a name with a counter, too.
+# An attribute that says which gradient a call has. Nobody asks a server for one, a custom gradient
+# is not stored, and of an attribute that names one TensorFlow would warn when it loads the network.
 _GRADIENT = "_gradient_op_type"
 # What a captured tensor is called that nobody named: a counter.
 _ARGUMENT = "_user_specified_name"
@@ -50,7 +51,6 @@ def _name_functions(meta_graph: Any) -> None:
     library = meta_graph.graph_def.library
     functions = {function.signature.name: function for function in library.function}
     names: dict[str, str] = {}
-    gradients: dict[bytes, bytes] = {}
 
     def visit(name: str) -> None:
         # A stack, as functions may be nested deeper than Python's calls.
@@ -75,7 +75,7 @@ def _name_functions(meta_graph: Any) -> None:
     bodies = [functions[name] for name in names]
     for nodes in (meta_graph.graph_def.node, *(body.node_def for body in bodies)):
         for node in nodes:
-            _rename_in_node(node, names, gradients)
+            _rename_in_node(node, names)
     for function in bodies:
         _rename_arguments(function)
         function.signature.name = names[function.signature.name]
@@ -106,12 +106,10 @@ def _functions_of_object(saved: Any) -> Iterator[str]:
         yield saved.bare_concrete_function.concrete_function_name
 
 
-def _rename_in_node(node: Any, names: Mapping[str, str], gradients: dict[bytes, bytes]) -> None:
-    for key, value in node.attr.items():
-        if key == _GRADIENT:
-            kind = value.s.rpartition(b"-")[0]
-            value.s = gradients.setdefault(value.s, b"%s-%d" % (kind, len(gradients)))
-        elif value.HasField("func"):
+def _rename_in_node(node: Any, names: Mapping[str, str]) -> None:
+    node.attr.pop(_GRADIENT, None)
+    for value in node.attr.values():
+        if value.HasField("func"):
             value.func.name = names.get(value.func.name, value.func.name)
         elif value.HasField("list"):
             for function in value.list.func:
@@ -128,6 +126,8 @@ def _rename_arguments(function: Any) -> None:
     for number, argument in enumerate(function.signature.input_arg):
         if _NUMBERED.search(argument.name):
             names[argument.name] = f"argument_{number}"
+            # What waits for an argument, without taking it, has it among its inputs as well.
+            names[f"^{argument.name}"] = f"^argument_{number}"
             argument.name = f"argument_{number}"
     for node in function.node_def:
         node.input[:] = [names.get(name, name) for name in node.input]
@@ -151,6 +151,9 @@ def _rename_in_objects(objects: Any, names: Mapping[str, str]) -> None:
         elif kind == "bare_concrete_function":
             bare = saved.bare_concrete_function
             bare.concrete_function_name = names[bare.concrete_function_name]
+        elif kind == "captured_tensor":
+            captured = saved.captured_tensor
+            captured.concrete_function = names[captured.concrete_function]
     concrete = {name: type(value)() for name, value in objects.concrete_functions.items()}
     for name, value in concrete.items():
         value.CopyFrom(objects.concrete_functions[name])

@@ -181,7 +181,10 @@ def save_signatures(
     root = tf.Module()
     root.parameters_read = _variables_read(signatures.values())
     root.assets = [tf.saved_model.Asset(str(path)) for path in assets]
-    tf.saved_model.save(root, str(folder), signatures=dict(signatures))
+    # Custom gradients, of a swish among others, would be functions that hold the graph's tensors;
+    # nobody asks a server for a gradient.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    tf.saved_model.save(root, str(folder), signatures=dict(signatures), options=options)
 
 
 def _variables_read(
