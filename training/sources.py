@@ -57,6 +57,7 @@ class Source:
             pixels, or None for images of many sizes.
         open_split: from a split's name to the split; BadFlags for a name that there is not.
         split_names: the splits that there are.
+        labelled: whether the examples of a split have labels: those of contests keep them back.
     """
 
     labels: tuple[str, ...]
@@ -64,15 +65,16 @@ class Source:
     image_size: tuple[int, int] | None
     open_split: Callable[[str], Split]
     split_names: tuple[str, ...]
+    labelled: Callable[[str], bool] = lambda split: True
 
     def held_out(self) -> str:
         """The split to evaluate on if none is named."""
         for name in ("test", "validation", "val"):
-            if name in self.split_names:
+            if name in self.split_names and self.labelled(name):
                 return name
         raise BadFlags(
             f"--eval_split must be given, since the data set has no split called test, validation "
-            f"or val. It has {', '.join(self.split_names)}"
+            f"or val with labels. It has {', '.join(self.split_names)}"
         )
 
 

@@ -47,12 +47,25 @@ def open_tfds(name: str, data_dir: str | None) -> Source:
     examples = sum(split.num_examples for split in info.splits.values())
     window = math.ceil(SHUFFLE_BYTES * examples / max(info.dataset_size, 1))
 
-    def read(record: tf.Tensor, preprocessing: Preprocessing) -> tuple[tf.Tensor, tf.Tensor]:
+    def image_and_label(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # The image is left encoded, so that one decoder serves all sources and the served model.
         example = features.deserialize_example(
             record, decoders={image_key: tfds.decode.SkipDecoding()}
         )
-        return preprocessing.decode(example[image_key]), example[label_key]
+        return example[image_key], example[label_key]
+
+    def read(record: tf.Tensor, preprocessing: Preprocessing) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = image_and_label(record)
+        return preprocessing.decode(image), label
+
+    def labelled(split: str) -> bool:
+        """Whether the first example has a label: TFDS has -1 where there is none."""
+        first = info.splits[split].file_instructions[0]
+        try:
+            (record,) = _records(str(first.filename), first.skip, 1)
+            return int(image_and_label(record)[1]) >= 0
+        except (tf.errors.OpError, ValueError):
+            return True  # It cannot be read: which one that is, and why, is told by who reads all.
 
     def open_split(split: str) -> Split:
         try:
@@ -63,6 +76,20 @@ def open_tfds(name: str, data_dir: str | None) -> Source:
                 f"the split must be one of {', '.join(info.splits)}, or a part of one such as "
                 f"train[:90%]. Received: {split}"
             ) from error
+        # TFDS takes train[5:2] as it comes, as a negative number of examples or, of train[5:4], as
+        # all behind the fifth.
+        for part in tfds.core.ReadInstruction.from_spec(split).to_absolute(dict(info.splits)):
+            whole = info.splits[part.splitname].num_examples
+            if (part.from_ or 0) >= (whole if part.to is None else part.to):
+                raise BadFlags(
+                    "the split must have at least one example in each of its parts. "
+                    f"Received: {split}"
+                )
+            if not labelled(part.splitname):
+                raise BadFlags(
+                    f"the split must have labels, but those of {part.splitname} are kept back. "
+                    f"{name} has {', '.join(info.splits)}. Received: {split}"
+                )
         files = (
             tf.constant([str(part.filename) for part in parts]),
             tf.constant([part.skip for part in parts], tf.int64),
@@ -104,6 +131,7 @@ def open_tfds(name: str, data_dir: str | None) -> Source:
         image_size=(height, width) if height and width else None,
         open_split=open_split,
         split_names=tuple(info.splits),
+        labelled=labelled,
     )
 
 

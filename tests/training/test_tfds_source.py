@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,72 @@ def test_small_windows_still_give_each_example_once(
 def test_unknown_split(split: str, data_dir: str) -> None:
     with pytest.raises(BadFlags, match=r"must be one of train, test, or a part .* Received: "):
         open_tfds("mnist", data_dir).open_split(split)
+
+
+class Contest(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A data set whose test split has no labels, as imagenet2012's."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    LABELS = {"train": [0, 1] * 4, "test": [-1] * 4, "validation": [1, 0]}  # noqa: RUF012
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = {
+            "image": tfds.features.Image(shape=(4, 4, 3)),
+            "label": tfds.features.ClassLabel(num_classes=2),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(features),
+            supervised_keys=("image", "label"),
+        )
+
+    def _split_generators(self, _: Any) -> dict[str, Any]:
+        return {split: self._generate_examples(labels) for split, labels in self.LABELS.items()}
+
+    def _generate_examples(self, labels: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, label in enumerate(labels):
+            yield number, {"image": np.full((4, 4, 3), number, np.uint8), "label": label}
+
+
+@pytest.fixture(scope="module")
+def contest(tmp_path_factory: pytest.TempPathFactory) -> Contest:
+    builder = Contest(data_dir=tmp_path_factory.mktemp("tfds"))
+    builder.download_and_prepare()
+    return builder
+
+
+def test_a_split_without_labels_is_not_chosen(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tfds_source, "_builder", lambda name, data_dir: contest)
+    source = open_tfds("contest", None)
+    assert source.split_names == ("train", "test", "validation")
+    assert source.held_out() == "validation"
+    assert source.open_split("train[:3]+validation").examples == 5
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        *(
+            (split, "must have labels, but those of test are kept back. contest has train, test")
+            for split in ("test", "test[1:]", "validation+test", "all")
+        ),
+        *(
+            (split, "must have at least one example in each of its parts")
+            for split in ("train[:0]", "train[5:5]", "train[5:4]", "train[5:2]", "train[90%:50%]")
+        ),
+        ("validation+train[5:4]", "must have at least one example in each of its parts"),
+    ],
+)
+def test_splits_without_labels_or_examples_are_refused(
+    split: str, message: str, contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tfds_source, "_builder", lambda name, data_dir: contest)
+    with pytest.raises(BadFlags, match=message) as caught:
+        open_tfds("contest", None).open_split(split)
+    assert str(caught.value).endswith(f"Received: {split}")
+    assert "\n" not in str(caught.value)
 
 
 def test_unknown_data_set(tmp_path: Path) -> None:
