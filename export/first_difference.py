@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from bnzoo.surgery import FoldReport
+from bnzoo.surgery.graph import Graph, read_graphs
 
 
 def first_difference(
@@ -42,32 +44,49 @@ def first_difference(
             twins[layer].append(fate.name)
     ours = _outputs(exported, inputs)
     theirs = _outputs(trained, inputs)
-    for name, found in ours.items():
-        candidates = [theirs[twin] for twin in (name, *twins[name]) if twin in theirs]
+    for path, found in ours.items():
+        # The report names what was folded by its path, but not what it was folded into.
+        names = (path, *twins[path.rpartition("/")[2]])
+        candidates = [theirs[name] for name in names if name in theirs]
         differences = [_difference(found, one) for one in candidates if one.shape == found.shape]
         if differences and not min(differences) <= allowed:
-            return f"it starts at layer {name!r}, which differs by {min(differences):.1e}"
+            return f"it starts at layer {path!r}, which differs by {min(differences):.1e}"
     return None
 
 
 def _outputs(network: keras.Model, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
     """The output of each layer, in the order of the network; of one that is called twice, the
-    first."""
-    tensors = {}
-    for layer in network.layers:
-        output = keras.tree.flatten(_first_output(layer))
-        if len(output) == 1 and not isinstance(layer, keras.layers.InputLayer):
-            tensors[layer.name] = output[0]
-    every = keras.Model(network.inputs, tensors)
-    found = every(list(inputs.values()), training=False)
-    return {name: tf.cast(found[name], tf.float32).numpy() for name in tensors}
+    first. Layers of nested models are called by their paths: "member_1/conv"."""
+    graphs = {id(graph.model): graph for graph in read_graphs(network)}
+    outputs: dict[str, np.ndarray] = {}
 
+    def run(graph: Graph, given: list[tf.Tensor], training: bool, prefix: str) -> Any:
+        """What the graph computes of the values of its inputs."""
+        keys = map(id, keras.tree.flatten(graph.inputs))
+        values: dict[int, Any] = dict(zip(keys, given, strict=True))
 
-def _first_output(layer: keras.Layer) -> object:
-    try:
-        return layer.output
-    except (AttributeError, ValueError):  # Called several times, or inside of another model.
-        return []
+        def value(x: Any) -> Any:
+            return values[id(x)] if isinstance(x, keras.KerasTensor) else x
+
+        for call in graph.calls:
+            layer = call.operation
+            args, kwargs = keras.tree.map_structure(value, (call.args, call.kwargs))
+            if isinstance(layer, keras.Layer) and kwargs.get("training") is None:
+                kwargs["training"] = training
+            if id(layer) in graphs:
+                inner = [values[id(tensor)] for tensor in call.inputs]
+                result = run(graphs[id(layer)], inner, kwargs["training"], f"{prefix}{layer.name}/")
+            else:
+                result = layer(*args, **kwargs)
+            results = keras.tree.flatten(result)
+            values.update(zip(map(id, keras.tree.flatten(call.outputs)), results, strict=True))
+            if isinstance(layer, keras.Layer) and id(layer) not in graphs and len(results) == 1:
+                found = tf.cast(results[0], tf.float32).numpy()
+                outputs.setdefault(prefix + layer.name, found)
+        return keras.tree.map_structure(value, graph.outputs)
+
+    run(graphs[id(network)], list(inputs.values()), False, "")
+    return outputs
 
 
 def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
