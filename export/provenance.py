@@ -13,6 +13,7 @@ from typing import Any
 
 from bnzoo.surgery import FoldReport
 
+from .run_directory import saved_step
 from .verify import Comparison
 
 FILE = Path("assets") / "provenance.json"
@@ -21,7 +22,7 @@ _PACKAGES = ("bnzoo", "tensorflow", "keras", "numpy")
 
 
 def of_run(folder: Path) -> dict[str, Any]:
-    """What a run directory tells of itself: name, commit, versions, flags and its last metrics.
+    """What a run directory tells of itself: name, commit, versions, flags, step and metrics.
 
     Files that are missing or damaged are left out: they decide nothing.
     """
@@ -33,9 +34,14 @@ def of_run(folder: Path) -> dict[str, Any]:
         found |= {key: flags[key] for key in ("recipe", "model", "dataset") if flags.get(key)}
     except (OSError, ValueError, AttributeError, TypeError):
         pass
+    step = saved_step(folder)
+    if step is not None:
+        found["step"] = step
     try:
         with open(folder / "metrics.csv", encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
+        if step is not None:  # The run may have gone on since.
+            rows = [row for row in rows if int(row["step"]) <= step]
         if rows:
             found["metrics"] = {name: _number(text) for name, text in rows[-1].items() if text}
     except (OSError, ValueError, TypeError):

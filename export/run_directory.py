@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from .errors import ExportFailed
 
 # Copied into the SavedModel's assets, so that a model in service can be traced to its run.
 ASSETS = ("labels.txt", "preprocessing.json", "config.json")
+# In a network's archive, where training writes how many steps it was trained.
+_STEP_ENTRY = "training.json"
 _SYNTHETIC_EXAMPLES = 8
 
 
@@ -41,7 +44,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run directory.
+    """Reads a run directory, and prints a line if it was told to train on and has not ended that.
 
     Raises:
         ExportFailed: a file is missing or cannot be read, or the files do not fit each other.
@@ -58,8 +61,31 @@ def read_run(folder: Path) -> Run:
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ExportFailed(f"cannot read {folder}: {_first_line(error)}") from error
     _check_fit(network, preprocessing, labels)
+    _tell_unfinished(folder)
     assets = tuple(folder / name for name in ASSETS if (folder / name).is_file())
     return Run(network, preprocessing, labels, assets)
+
+
+def saved_step(folder: Path) -> int | None:
+    """How many steps the network of a run was trained; None if its file does not tell."""
+    try:
+        with zipfile.ZipFile(folder / "model.keras") as archive:
+            return int(json.loads(archive.read(_STEP_ENTRY))["step"])
+    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile):
+        return None
+
+
+def _tell_unfinished(folder: Path) -> None:
+    try:
+        steps = json.loads((folder / "config.json").read_text(encoding="utf-8"))["flags"]["steps"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    step = saved_step(folder)
+    if step is not None and step != steps:
+        print(
+            f"{folder} is not finished: model.keras is the network of step {step}, and {steps} are "
+            "to be done"
+        )
 
 
 def read_network(file: Path, told: Path | None = None) -> keras.Model:

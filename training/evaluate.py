@@ -55,6 +55,13 @@ def _command(values: flags.FlagValues, arguments: list[str]) -> None:
     trained_with = run_directory.read_config(run_dir)["flags"]
     if not os.path.exists(os.path.join(run_dir, run_directory.MODEL)):
         raise RunFailed(f"{run_dir} has no {run_directory.MODEL} yet: its training is not finished")
+    step, steps = run_directory.saved_step(run_dir), trained_with.get("steps")
+    if step is not None and step != steps:
+        print(
+            f"{run_dir} is not finished: {run_directory.MODEL} is the network of step {step}, and "
+            f"{steps} are to be done",
+            flush=True,
+        )
     same_data = values.dataset in (None, trained_with["dataset"])
     evaluate(
         run_dir,

@@ -48,7 +48,7 @@ def finish(run: Run) -> Evaluation:
             model = models.without_auxiliary(model) if isinstance(model.output, dict) else model
             model.set_weights(weights)
     if devices.is_chief:
-        write_model(run.run_dir, model)
+        write_model(run.run_dir, model, settings.steps)
     if devices.processes > 1:
         # Nobody ends before the network is written: without the others the chief, started again,
         # could not do so.
@@ -90,6 +90,11 @@ def _print_checksum(run: Run, weights: list[np.ndarray]) -> None:
     print(f"checksum {digest.hexdigest()}", flush=True)
 
 
-def write_model(run_dir: str, model: keras.Model) -> None:
-    """Writes model.keras."""
-    write_aside(os.path.join(run_dir, run_directory.MODEL), model.save)
+def write_model(run_dir: str, model: keras.Model, step: int) -> None:
+    """Writes model.keras, with the number of steps that it was trained in it."""
+
+    def write(partial: str) -> None:
+        model.save(partial)
+        run_directory.add_step(partial, step)
+
+    write_aside(os.path.join(run_dir, run_directory.MODEL), write)

@@ -26,6 +26,9 @@ CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 EXAMPLES = "examples"
 
+# Training's own entry in the archive MODEL, which Keras passes over: {"step": 60}.
+STEP_ENTRY = "training.json"
+
 FORMAT_VERSION = 1
 PARTIAL = ".partial."
 # TensorFlow takes the name of a checkpoint for a pattern.
@@ -120,16 +123,37 @@ def is_finished(run_dir: str, settings: Settings) -> bool:
 
     One whose network is damaged has not: it is made again from the last checkpoint.
 
-    A run that was finished and then told to do more steps keeps its network until it has another;
-    but its configuration is the newer of the two then.
+    A run that was finished and then told to do more steps keeps its network until it has another.
     """
     model, config = (os.path.join(run_dir, name) for name in (MODEL, CONFIG))
-    return (
-        os.path.exists(model)
-        and read_config(run_dir)["flags"].get("steps") == settings.steps
-        and os.stat(model).st_mtime_ns >= os.stat(config).st_mtime_ns
-        and _is_whole(model)
-    )
+    if not os.path.exists(model):
+        return False
+    step = saved_step(run_dir)
+    if step is None:
+        # Of a version that did not write it: the configuration is the newer of the two then.
+        done = (
+            read_config(run_dir)["flags"].get("steps") == settings.steps
+            and os.stat(model).st_mtime_ns >= os.stat(config).st_mtime_ns
+        )
+    else:
+        done = step == settings.steps
+    return done and _is_whole(model)
+
+
+def add_step(model: str, step: int) -> None:
+    """Writes into the file of a network how many steps it was trained."""
+    with zipfile.ZipFile(model, "a") as archive:
+        archive.writestr(STEP_ENTRY, json.dumps({"step": step}))
+
+
+def saved_step(run_dir: str) -> int | None:
+    """How many steps the network in `run_dir` was trained; None if its file does not tell."""
+    try:
+        with zipfile.ZipFile(os.path.join(run_dir, MODEL)) as archive:
+            return int(json.loads(archive.read(STEP_ENTRY))["step"])
+    except Exception:
+        # What zipfile raises of damaged files has no common class.
+        return None
 
 
 def _is_whole(model: str) -> bool:

@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import pytest
 
+import training.run_directory
 from export.errors import ExportFailed
+from export.provenance import of_run
 from export.run_directory import read_examples, read_run, synthetic_examples
 from tests.export.runs import LABELS, PREPROCESSING, small_network, write_run
 
@@ -34,6 +36,24 @@ def test_takes_auxiliary_heads_off(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", network))
     assert run.network.output_shape == (None, len(LABELS))
     assert not [layer.name for layer in run.network.layers if "auxiliary" in layer.name]
+
+
+def test_a_run_that_was_made_longer_and_has_not_ended_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "config.json").write_text('{"flags": {"steps": 60}}')
+    (folder / "metrics.csv").write_text("step,loss\n20,3\n30,2\n40,1\n")
+    assert "step" not in of_run(folder)
+    training.run_directory.add_step(str(folder / "model.keras"), 30)
+    read_run(folder)
+    assert capsys.readouterr().out == (
+        f"{folder} is not finished: model.keras is the network of step 30, and 60 are to be done\n"
+    )
+    assert of_run(folder) == {"run": "run", "step": 30, "metrics": {"step": 30, "loss": 2}}
+    (folder / "config.json").write_text('{"flags": {"steps": 30}}')
+    read_run(folder)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("name", ["model.keras", "preprocessing.json", "labels.txt"])

@@ -206,7 +206,7 @@ def test_model_that_does_not_fit_leaves_nothing_half(tmp_path: Path) -> None:
         disk_full_at(20_000),
         pytest.raises(RunFailed, match=r"model\.keras cannot be written: .*File too large"),
     ):
-        write_model(str(tmp_path), model)
+        write_model(str(tmp_path), model, 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.keras"]
     assert path.read_text() == "old"
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import zipfile
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
-from training import train
+from training import evaluate, progress, train
+from training.run_directory import is_finished, saved_step
 
-from .helpers import read_metrics, train_argv
+from .helpers import read_metrics, settings, train_argv
 
 FLAGS = ("--steps=6", "--batch_size=50", "--checkpoint_every=4", "--population_batches=2")
 
@@ -73,3 +77,65 @@ def test_a_damaged_network_is_made_again(
     assert read_metrics(finished) == rows
     assert train.main(train_argv(finished, *FLAGS)) == 0
     assert capsys.readouterr().out == f"{finished} is finished: --overwrite trains it anew\n"
+
+
+def test_a_run_that_was_made_longer_is_not_finished_whatever_clocks_say(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    longer = train_argv(run, *FLAGS, "--steps=12")
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.Progress, "update", interrupt)
+        assert train.main(longer) == 130
+    assert saved_step(str(run)) == 6
+    make_newer(run / "model.keras")
+    capsys.readouterr()
+    assert evaluate.main(["bnzoo-evaluate", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        f"{run} is not finished: model.keras is the network of step 6, and 12 are to be done"
+    )
+    assert len(lines) == 2
+    assert train.main(longer) == 0
+    assert "continuing at step 6\n" in capsys.readouterr().out
+    assert saved_step(str(run)) == 12
+    make_newer(run / "config.json")
+    assert train.main(longer) == 0
+    assert capsys.readouterr().out == f"{run} is finished: --overwrite trains it anew\n"
+    assert evaluate.main(["bnzoo-evaluate", str(run)]) == 0
+    assert capsys.readouterr().out.startswith("examples 360  ")
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def make_newer(path: Path) -> None:
+    for other in path.parent.iterdir():
+        hours = 2 if other == path else 1
+        os.utime(other, (1e9 + 3600 * hours,) * 2)
+
+
+def test_of_a_network_without_its_step_the_times_of_files_tell(
+    finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    with (
+        zipfile.ZipFile(finished / "model.keras") as old,
+        zipfile.ZipFile(run / "model.keras", "w") as new,
+    ):
+        for entry in old.infolist():
+            if entry.filename != "training.json":
+                new.writestr(entry, old.read(entry))
+    assert saved_step(str(run)) is None
+    chosen = settings(*FLAGS)
+    make_newer(run / "model.keras")
+    assert is_finished(str(run), chosen)
+    assert not is_finished(str(run), settings(*FLAGS, "--steps=7"))
+    make_newer(run / "config.json")
+    assert not is_finished(str(run), chosen)
