@@ -14,6 +14,7 @@ from .checks import check_choice, check_number, check_whole, is_whole
 
 _MODES = ("fan_in", "fan_out")
 _KERNELS = ("conv", "depthwise", "transposed")
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @keras.saving.register_keras_serializable(package="bnzoo")
@@ -62,7 +63,8 @@ class HeNormal(keras.initializers.Initializer):
 
     Raises:
         ValueError: for an argument outside its range; when called, for a shape that is no kernel of
-            the kind said, or whose filters do not divide into `groups`.
+            the kind said, or whose filters do not divide into `groups`, and for a dtype that is not
+            floating-point.
 
     Example:
         >>> import bnzoo, numpy as np
@@ -101,8 +103,11 @@ class HeNormal(keras.initializers.Initializer):
         self.seed = int(seed) if is_whole(seed) else seed
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
-        fan = self._fan(tuple(shape))
-        std = math.sqrt(2.0 / ((1.0 + self.negative_slope**2) * fan))
+        shape = self._sizes(shape)
+        dtype = keras.backend.standardize_dtype(dtype)
+        check_choice("dtype", dtype, _DTYPES)
+        # Of a huge slope the square alone would overflow.
+        std = math.sqrt(2.0 / self._fan(shape)) / math.hypot(1.0, self.negative_slope)
         seed = self.seed
         if seed is None:
             # Drawn here and not once in the constructor, which would make every layer that is given
@@ -111,14 +116,22 @@ class HeNormal(keras.initializers.Initializer):
             seed = random.randint(1, 10**9)
         return keras.random.normal(shape, mean=0.0, stddev=std, dtype=dtype, seed=seed)
 
+    def _sizes(self, shape: Any) -> tuple[int, ...]:
+        """`shape` as the sizes of a kernel of the kind said."""
+        smallest_rank = 2 if self.kernel == "conv" else 3
+        try:
+            sizes = tuple(shape)
+        except (TypeError, ValueError):  # Of a tf.TensorShape without a rank the latter.
+            sizes = ()
+        if len(sizes) < smallest_rank or not all(is_whole(n) and n > 0 for n in sizes):
+            raise ValueError(
+                f'`shape` of a "{self.kernel}" kernel must be a sequence of at least '
+                f"{smallest_rank} whole numbers >= 1. Received: {shape=}"
+            )
+        return tuple(int(n) for n in sizes)
+
     def _fan(self, shape: tuple[int, ...]) -> int:
         """n of Eq. 10 (fan_in) or Eq. 14 (fan_out) for a kernel of `shape`."""
-        smallest_rank = 2 if self.kernel == "conv" else 3
-        if len(shape) < smallest_rank or 0 in shape:
-            raise ValueError(
-                f'`shape` of a "{self.kernel}" kernel must have at least {smallest_rank} axes, '
-                f"none of them empty. Received: {shape=}"
-            )
         positions = math.prod(shape[:-2])
         if self.kernel == "depthwise":
             fan_in, fan_out = 1, shape[-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -241,12 +243,44 @@ def test_bad_arguments(arguments: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "shape", "message"),
     [
-        ({}, (3,), r'a "conv" kernel must have at least 2 axes, .* Received: shape=\(3,\)'),
-        ({"kernel": "depthwise"}, (3, 3), r'a "depthwise" kernel must have at least 3 axes'),
-        ({}, (3, 3, 0, 4), r"none of them empty\. Received: shape=\(3, 3, 0, 4\)"),
+        ({}, (3,), r'`shape` of a "conv" kernel must .* at least 2 .* Received: shape=\(3,\)'),
+        ({"kernel": "depthwise"}, (3, 3), r'a "depthwise" kernel must be .* at least 3 whole'),
+        ({}, (3, 3, 0, 4), r"whole numbers >= 1\. Received: shape=\(3, 3, 0, 4\)"),
+        ({}, (-3, 3), r"Received: shape=\(-3, 3\)"),
+        ({}, (None, 3), r"Received: shape=\(None, 3\)"),
+        ({}, (3.0, 3), r"Received: shape=\(3\.0, 3\)"),
+        ({}, (True, 3), r"Received: shape=\(True, 3\)"),
+        ({}, 5, r"Received: shape=5"),
+        ({}, "ab", r"Received: shape='ab'"),
+        ({}, None, r"Received: shape=None"),
+        ({}, tf.TensorShape(None), r"Received: shape=TensorShape\(None\)"),
         ({"groups": 3}, (3, 3, 2, 4), r"The 4 filters .* Received: groups=3, shape=\(3, 3, 2, 4\)"),
     ],
 )
-def test_bad_shapes(arguments: dict, shape: tuple, message: str) -> None:
+def test_bad_shapes(arguments: dict, shape: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HeNormal(**arguments)(shape)
+
+
+@pytest.mark.parametrize("shape", [[3, 4], np.array([3, 4]), tf.TensorShape([3, 4])])
+def test_sequences_of_sizes_are_shapes(shape: Any) -> None:
+    np.testing.assert_array_equal(HeNormal(seed=1)(shape), HeNormal(seed=1)((3, 4)))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "string", tf.int64, np.uint8])
+def test_bad_dtypes(dtype: Any) -> None:
+    with pytest.raises(ValueError, match=r"`dtype` must be one of .*'float64'\. Received: dtype='"):
+        HeNormal()((3, 4), dtype=dtype)
+
+
+def test_a_dtype_that_is_none() -> None:
+    with pytest.raises(ValueError, match="Invalid dtype: float33"):
+        HeNormal()((3, 4), dtype="float33")
+
+
+@pytest.mark.parametrize("slope", [0.25, 0.5, -0.5, 3.0, 1e200])
+def test_the_slope_scales_the_same_draw(slope: float) -> None:
+    """Eq. 15 over Eq. 10, to the rounding of float64."""
+    plain, leaky = (HeNormal(a, seed=4)((20, 30), dtype="float64") for a in (0.0, slope))
+    factor = 1 / np.hypot(1, slope)
+    np.testing.assert_allclose(leaky, factor * plain.numpy(), rtol=1e-14, atol=0)
