@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from .limits import Limit
+
 # Bytes of a file in which a PNG, GIF or WebP image says its size.
 _HEADER = 32
 # Blocks before the first frame of a GIF, such as comments, that are passed over.
@@ -26,7 +28,7 @@ def decode_images(
     decode: Callable[[tf.Tensor], tf.Tensor],
     prepare: Callable[[tf.Tensor], tf.Tensor],
     prepared: tf.TensorSpec,
-    max_pixels: int,
+    limit: Limit,
 ) -> tf.Tensor:
     """(In a tf.function.) `prepare(decode(contents))` of each of `image_bytes`, stacked.
 
@@ -36,7 +38,7 @@ def decode_images(
         decode: from one string to an image.
         prepare: from that to what the network sees, of the shape and type `prepared`.
         prepared: of one image.
-        max_pixels: an image of more is not decoded.
+        limit: an image beyond it is not decoded.
 
     Raises:
         tf.errors.InvalidArgumentError: (when it runs) images are too large or cannot be decoded;
@@ -45,7 +47,7 @@ def decode_images(
     count = tf.shape(image_bytes)[0]
 
     def checked(contents: tf.Tensor) -> tf.Tensor:
-        small = tf.reduce_prod(image_size(contents)) <= max_pixels
+        small = limit.allows(image_size(contents))
         with tf.control_dependencies([tf.debugging.Assert(small, ["too large"])]):
             return prepare(decode(first_frame(tf.identity(contents))))
 
@@ -59,14 +61,14 @@ def decode_images(
     damaged, too_large, sizes = tf.cond(
         complete,
         lambda: (position[:0], position[:0], tf.zeros((0, 2), tf.int64)),
-        lambda: _wrong(image_bytes, position, decode, max_pixels),
+        lambda: _wrong(image_bytes, position, decode, limit),
     )
+    named = tf.size(too_large) + tf.size(damaged)
     checks = [
         tf.debugging.Assert(
             tf.equal(tf.size(too_large), 0),
             [
-                f"image_bytes holds images of more than {max_pixels} pixels, the limit that "
-                "bnzoo-export --max_megapixels set, at position",
+                f"image_bytes holds images {limit}, at position",
                 too_large,
                 "of height and width",
                 sizes,
@@ -74,12 +76,19 @@ def decode_images(
             summarize=_NAMED,
         ),
         tf.debugging.Assert(
-            complete | (tf.size(too_large) > 0),
+            tf.equal(tf.size(damaged), 0) | (tf.size(too_large) > 0),
             [
                 "image_bytes is no JPEG, PNG, GIF or WebP image, or a damaged one, at position",
                 damaged,
             ],
             summarize=_NAMED,
+        ),
+        tf.debugging.Assert(
+            complete | (named > 0),
+            [
+                "each image of image_bytes can be decoded, but they could not be prepared "
+                "together: most likely memory ran out; send fewer or smaller ones"
+            ],
         ),
     ]
     with tf.control_dependencies(checks):
@@ -90,7 +99,7 @@ def _wrong(
     image_bytes: tf.Tensor,
     position: tf.Tensor,
     decode: Callable[[tf.Tensor], tf.Tensor],
-    max_pixels: int,
+    limit: Limit,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The positions of those that cannot be decoded and of those that are too large, whose height
     and width come last."""
@@ -104,7 +113,7 @@ def _wrong(
             with tf.control_dependencies([decode(first_frame(contents))]):
                 return tf.identity(size)
 
-        return index, tf.cond(tf.reduce_prod(size) > max_pixels, lambda: size, decoded)
+        return index, tf.cond(limit.allows(size), decoded, lambda: size)
 
     # A last one that is always there: a data set of none has no element.
     last = tf.constant(-1, tf.int64), tf.zeros((2,), tf.int64)
@@ -112,7 +121,7 @@ def _wrong(
     every = every.concatenate(tf.data.Dataset.from_tensors(last)).batch(count + 1)
     index, size = (column[:-1] for column in every.get_single_element())
     read = tf.reduce_any(tf.range(count)[:, tf.newaxis] == index, axis=1)
-    large = tf.reduce_prod(size, axis=1) > max_pixels
+    large = tf.logical_not(limit.allows(size))
     return (
         tf.boolean_mask(position, tf.logical_not(read)),
         tf.gather(position, tf.boolean_mask(index, large)),

@@ -11,7 +11,7 @@ TOP_K = 5
 # system, and small steps are the fastest; with it, large ones are for weights that are variables,
 # which it packs at each step. Measured in docs/results/serving.md.
 STEP = 16
-# What a large camera gives. While it is resized, such an image takes 1 GB.
+# What a large camera gives. While it is resized, such an image takes 1.6 GB.
 MAX_MEGAPIXELS = 64.0
 
 

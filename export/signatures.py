@@ -22,6 +22,7 @@ from .crops import crop_views
 from .encoded import decode_images
 from .errors import ExportFailed
 from .forms import VARIABLES, build_form, input_specs
+from .limits import Limit
 from .served import PROBABILITIES, served_network
 from .settings import MAX_MEGAPIXELS, TOP_K
 
@@ -59,7 +60,8 @@ def build_signatures(
         top_k: how many `classes` and `scores` there are, if there are as many classes.
         crops: of an image, in the second and the third: see `crops`. Outputs are averaged.
         step: images that run at a time. Default: `chunks.step_size`.
-        max_megapixels: an image of more millions of pixels fails the third instead of its memory.
+        max_megapixels: an image of more millions of pixels fails the third instead of its memory;
+            one that would be too large when it is resized, the second, too: see `limits`.
 
     Raises:
         ExportFailed: an output has not the batch as its first dimension.
@@ -85,8 +87,8 @@ def build_signatures(
         "serving_default": (default, input_specs(served))
     }
     if preprocessing is not None:
-        max_pixels = int(max_megapixels * 1e6)
-        signatures |= _of_images(core, preprocessing, crops, step, max_pixels, classify)
+        limit = Limit.of(preprocessing, max_megapixels, crops)
+        signatures |= _of_images(core, preprocessing, crops, step, limit, classify)
     return {
         name: tf.function(function, autograph=False).get_concrete_function(**specs)
         for name, (function, specs) in signatures.items()
@@ -98,7 +100,7 @@ def _of_images(
     preprocessing: Preprocessing,
     crops: int,
     step: int,
-    max_pixels: int,
+    limit: Limit,
     classify: Callable[[Outputs], Outputs],
 ) -> dict[str, tuple[Callable[..., Outputs], dict[str, tf.TensorSpec]]]:
     channels = preprocessing.channels
@@ -124,13 +126,14 @@ def _of_images(
         }
 
     def some_decoded(images: tf.Tensor) -> Outputs:
+        images = limit.checked(images)
         if crops == 1:
             return run(preprocessing(images))
         return run(tf.map_fn(prepare, images, fn_output_signature=prepared))
 
     def some_encoded(image_bytes: tf.Tensor, position: tf.Tensor) -> Outputs:
         decode = preprocessing.decode
-        return run(decode_images(image_bytes, position, decode, prepare, prepared, max_pixels))
+        return run(decode_images(image_bytes, position, decode, prepare, prepared, limit))
 
     step = max(1, step // crops)
     decoded_step = tf.function(some_decoded, autograph=False).get_concrete_function(images=decoded)

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from bnzoo.class_names import class_names
 from bnzoo.models import Ensemble
 from bnzoo.preprocessing import Preprocessing
 
 from . import provenance
 from .errors import ExportFailed
+from .limits import Limit
 from .run_directory import Run, fits, read_examples, read_network, read_run, synthetic_examples
+from .settings import MAX_MEGAPIXELS
 from .verify import Examples
 
 EXAMPLES = "examples"
@@ -108,7 +112,7 @@ def of_keras_file(
             preprocessing = Preprocessing.from_json(text)
             assets["preprocessing.json"] = preprocessing_file
         if labels_file is not None:
-            labels = tuple(labels_file.read_text(encoding="utf-8").splitlines())
+            labels = class_names(labels_file.read_text(encoding="utf-8"))
             assets["labels.txt"] = labels_file
     except (ValueError, TypeError) as error:
         wrong = preprocessing_file if preprocessing is None and preprocessing_file else labels_file
@@ -150,7 +154,7 @@ def examples_of(source: Source, asked: Path | None, max_megapixels: float) -> Ex
     if source.preprocessing is None:
         return Examples.of_noise(source.network)
     examples = _images_of(source, source.preprocessing, asked)
-    _check_sizes(examples, max_megapixels)
+    _check_sizes(examples, source.preprocessing, max_megapixels)
     return examples
 
 
@@ -167,12 +171,15 @@ def _images_of(source: Source, preprocessing: Preprocessing, asked: Path | None)
     )
 
 
-def _check_sizes(examples: Examples, max_megapixels: float) -> None:
+def _check_sizes(examples: Examples, preprocessing: Preprocessing, max_megapixels: float) -> None:
+    limit = Limit.of(preprocessing, MAX_MEGAPIXELS)
     for image in examples.decoded:
         height, width = image.shape[:2]
+        told = f"one of the {examples.origin} has {height}x{width} pixels, which serving_bytes"
         if height * width > max_megapixels * 1e6:
             raise ExportFailed(
-                f"one of the {examples.origin} has {height}x{width} pixels, which serving_bytes "
-                f"would refuse by --max_megapixels={max_megapixels:g}: export with a higher "
+                f"{told} would refuse by --max_megapixels={max_megapixels:g}: export with a higher "
                 "one, or give other --examples"
             )
+        if limit.too_long(tf.constant([height, width], tf.int64)):
+            raise ExportFailed(f"{told} refuses as {limit.narrow()}: give other --examples")

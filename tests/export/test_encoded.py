@@ -12,9 +12,11 @@ from PIL import Image
 
 from bnzoo.preprocessing import Preprocessing
 from export.encoded import decode_images, image_size
+from export.limits import Limit
 
 PREPROCESSING = Preprocessing(image_size=(8, 9), channels=3, scale=60)
 MAX_PIXELS = 31 * 47
+LIMIT = Limit(MAX_PIXELS)
 
 
 def picture(kind: str, height: int = 31, width: int = 47, **options: object) -> bytes:
@@ -45,7 +47,7 @@ def decoded() -> Callable[[list[bytes]], np.ndarray]:
     def function(contents: tf.Tensor) -> tf.Tensor:
         position = 100 + tf.range(tf.size(contents))
         decode = PREPROCESSING.decode
-        return decode_images(contents, position, decode, PREPROCESSING, prepared, MAX_PIXELS)
+        return decode_images(contents, position, decode, PREPROCESSING, prepared, LIMIT)
 
     return lambda contents: function(tf.constant(contents)).numpy()
 
@@ -131,7 +133,7 @@ def test_of_a_gif_its_first_frame_alone_is_decoded(decoded: Callable) -> None:
             tf.strings.length,
             tf.identity,
             tf.TensorSpec((), tf.int32),
-            MAX_PIXELS,
+            LIMIT,
         ),
         autograph=False,
     )
@@ -174,3 +176,29 @@ def test_a_canvas_smaller_than_its_image_hides_nothing(decoded: Callable) -> Non
     contents = contents[:24] + bytes([1, 0, 0, 1, 0, 0]) + contents[30:]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"damaged one, at position\] \[100\]"):
         decoded([contents])
+
+
+def test_images_that_could_not_be_prepared_are_not_called_damaged() -> None:
+    """As when memory runs out: each can be decoded, and not all be prepared."""
+
+    def fails(image: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tf.debugging.Assert(tf.shape(image)[0] < 31, ["no memory"])]):
+            return tf.shape(image)
+
+    function = tf.function(
+        lambda contents: decode_images(
+            contents,
+            tf.range(2),
+            PREPROCESSING.decode,
+            fails,
+            tf.TensorSpec((3,), tf.int32),
+            LIMIT,
+        ),
+        autograph=False,
+    )
+    small, large = picture("PNG", 30), picture("PNG", 31)
+    assert function(tf.constant([small, small])).numpy().tolist() == [[30, 47, 3]] * 2
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        function(tf.constant([small, large]))
+    assert "could not be prepared together: most likely memory ran out" in str(caught.value)
+    assert "damaged" not in str(caught.value)
