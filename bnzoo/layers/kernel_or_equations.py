@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from .graph_gradients import custom_gradient
 from .moments import moments
 
 # The least epsilon that cuDNN takes is 1e-5 as a double; 1e-5 as the op's float32 attribute
@@ -89,12 +90,15 @@ def batch_norm_of_rank_4(
         return y, mean, unbiased
 
     by_choice = pays(x)
+    # Asked for once: XLA may compile the forward pass and not the backward pass, and the equations
+    # leave nothing that the kernel's gradient could go on from.
+    takes_kernel = _takes_kernel(x, use) if by_choice else None
 
     # Gradients are written here, since those of the choice would keep the intermediates of both
     # branches; so only the kernel's own residuals stay.
-    @tf.custom_gradient
+    @custom_gradient
     def forward(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
-        function = functools.partial(_choose, _FORWARD) if by_choice else _written_out
+        function = functools.partial(_choose, _FORWARD, takes_kernel) if by_choice else _written_out
         y, mean, unbiased, *others = function(x, gamma, beta, use=use)
         # How they depend on `x` is known to `of_gradient`; no gradient may pass through the choice.
         residuals = [tf.stop_gradient(residual) for residual in others]
@@ -107,7 +111,7 @@ def batch_norm_of_rank_4(
 
         return (y, mean, unbiased), backward
 
-    @tf.custom_gradient
+    @custom_gradient
     def gradient(dy: tf.Tensor, x: tf.Tensor, gamma: tf.Tensor, *residuals: tf.Tensor) -> tuple:
         # These may be tensors of the graph of the forward pass, which a third one cannot reach.
         sources = tf.identity_n([dy, x, gamma])
@@ -119,26 +123,34 @@ def batch_norm_of_rank_4(
                 results = _written_out_gradient(*sources, use=use)
             return [*tape.gradient(results, sources, upstream), *[None] * len(residuals)]
 
-        return _choose(_BACKWARD, *sources, *residuals, use=use), of_gradient
+        return _choose(_BACKWARD, takes_kernel, *sources, *residuals, use=use), of_gradient
 
     return forward(x, gamma, beta)
 
 
-def _choose(pair: _Pair, *arguments: tf.Tensor, use: Use) -> Sequence[tf.Tensor]:
-    """Takes the kernel where it is right and pays, the equations elsewhere (see the top).
+def _takes_kernel(x: tf.Tensor, use: Use) -> tf.Tensor:
+    """Whether the kernel is right for `x`, and pays, where the graph runs (see the top)."""
+    devices = ["CPU"] if use.epsilon < CUDNN_MIN_EPSILON else ["CPU", "GPU"]
+    index = tf.raw_ops.DeviceIndex(device_names=devices)
+    takes_kernel = index < len(devices)
+    if x.shape.num_elements() is None:
+        takes_kernel &= (index > 0) | (tf.size(x, tf.int64) >= KERNEL_MIN_VALUES)
+    return takes_kernel
+
+
+def _choose(
+    pair: _Pair, takes_kernel: tf.Tensor, *arguments: tf.Tensor, use: Use
+) -> Sequence[tf.Tensor]:
+    """Takes the kernel or the equations where the graph runs.
 
     Args:
         pair: the two.
+        takes_kernel: which of them.
         arguments: tensors; the first has the shape of the input, as has the first result. The next
             two results have a value for each channel.
         use: what the two are told besides.
     """
     values = arguments[0]
-    devices = ["CPU"] if use.epsilon < CUDNN_MIN_EPSILON else ["CPU", "GPU"]
-    index = tf.raw_ops.DeviceIndex(device_names=devices)
-    takes_kernel = index < len(devices)
-    if values.shape.num_elements() is None:
-        takes_kernel &= (index > 0) | (tf.size(values, tf.int64) >= KERNEL_MIN_VALUES)
     # Not tf.cond: a network has dozens of layers, and two more functions for each, forward and
     # backward, take as long to trace as all the rest of it.
     kernel, equations = (

@@ -100,6 +100,59 @@ def test_gradients_have_the_shapes_that_are_known(axis: int, batch: int | None) 
     assert [shape.as_list() for shape in shapes] == [[batch, 3, 5, 2], channels, channels]
 
 
+@pytest.mark.parametrize("compiled", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("sizes", [[6, 5, 5, 2], [None, None, None, 2]])
+def test_xla_may_compile_one_pass_alone(
+    compiled: tuple[bool, bool], sizes: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one way leaves of the forward pass is of no use to the other's gradient."""
+    monkeypatch.setattr(kernel_or_equations, "KERNEL_MIN_VALUES", 0)
+    rng = np.random.default_rng(3)
+    x, weights = rng.normal(3, 2, (6, 5, 5, 2)), rng.normal(size=(6, 5, 5, 2))
+    layer = BatchNormalization(epsilon=EPSILON)
+    layer.build(sizes)
+
+    @tf.function(input_signature=[tf.TensorSpec(sizes)])
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with tf.xla.experimental.jit_scope(compiled[0]):
+                y = layer(x, training=True)
+            loss = tf.reduce_sum(y * tf.constant(weights, tf.float32))
+        with tf.xla.experimental.jit_scope(compiled[1]):
+            return tape.gradient(loss, x)
+
+    inverse = 1 / np.sqrt(x.var((0, 1, 2)) + EPSILON)
+    normalized = (x - x.mean((0, 1, 2))) * inverse
+    # Section 3's, simplified; gamma is 1.
+    means = weights.mean((0, 1, 2)) + normalized * (weights * normalized).mean((0, 1, 2))
+    np.testing.assert_allclose(
+        gradient(x.astype(np.float32)), inverse * (weights - means), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_jacobians(jit_compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow takes the gradients of all outputs in one loop, or as one."""
+    monkeypatch.setattr(kernel_or_equations, "KERNEL_MIN_VALUES", 0)
+    x = np.random.default_rng(4).normal(size=(3, 2, 2, 2))
+    layer = BatchNormalization(epsilon=EPSILON)
+    layer.build((None, 2, 2, 2))
+
+    def jacobian_of(forward: Function, x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_mean(forward(x) ** 3, [1, 2])
+        return tape.jacobian(y, x)
+
+    found = tf.function(
+        lambda x: jacobian_of(lambda x: layer(x, training=True), x),
+        input_signature=[tf.TensorSpec([None, 2, 2, 2])],
+        jit_compile=jit_compile,
+    )(x.astype(np.float32))
+    np.testing.assert_allclose(found, jacobian_of(_written_out, tf.constant(x)), atol=2e-6)
+
+
 def test_tracing_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """TensorFlow warns of arguments whose names are none for a node."""
     with caplog.at_level("WARNING", "tensorflow"):
