@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bnzoo.preprocessing import Preprocessing
+from bnzoo.surgery.graph import layers_in, read_graphs
 
 from .crops import crop_views
 from .errors import ExportFailed
@@ -30,8 +31,10 @@ Arrays = dict[str, np.ndarray]
 
 
 def allowed_difference(network: keras.Model, precision: str = "float32") -> float:
-    """The `ROUNDING` of the least precise layer, or of `precision` if that is less so."""
-    types = {layer.compute_dtype for layer in network.layers} | {precision}
+    """The `ROUNDING` of the least precise layer, in nested networks too, or of `precision` if that
+    is less so."""
+    layers = [layer for layer, _ in layers_in(read_graphs(network))]
+    types = {layer.compute_dtype for layer in layers} | {precision}
     return max(ROUNDING.get(kind, 0.0) for kind in types)
 
 

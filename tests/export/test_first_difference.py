@@ -52,4 +52,5 @@ def test_the_first_layer_that_differs_is_named_by_its_path(build: Any, path: tup
     weights = layer.get_weights()
     layer.set_weights([weights[0], weights[1] + 0.1])
     found = first_difference(network, folded, report, INPUTS, 1e-5)
-    assert found is not None and found.startswith(f"it starts at layer {'/'.join(path)!r}, which ")
+    assert found is not None
+    assert found.startswith(f"it starts at layer {'/'.join(path)!r}, which ")

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from bnzoo.models import Ensemble
 from bnzoo.surgery import fold_batch_norm
 from export.errors import ExportFailed
 from export.signatures import build_signatures, save_signatures
@@ -93,6 +94,8 @@ def test_folding_under_each_policy_differs_by_rounding(
     finally:
         keras.config.set_dtype_policy("float32")
     assert allowed_difference(network) == allowed
+    assert allowed_difference(Ensemble([network, small_network()])) == allowed
+    assert allowed_difference(network, "int8") == max(allowed, 0.2)
     folded = fold_batch_norm(network)
     save_signatures(build_signatures(folded, PREPROCESSING, LABELS), [], tmp_path / "1")
     for comparison in compare(tmp_path / "1", network, IMAGES).values():
