@@ -6,6 +6,7 @@ import contextlib
 import errno
 import glob
 import os
+import re
 import shutil
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from .strategies import Devices
 
 KEPT = 3
 _PREFIX = "ckpt"
+# A checkpoint's own files, and its number.
+_FILE = re.compile(rf"{_PREFIX}-([0-9]+)\.(?:index|data-[0-9]+-of-[0-9]+)")
 
 
 class Checkpoints:
@@ -140,10 +143,9 @@ class Checkpoints:
 
     def _newest_first(self) -> list[str]:
         """The checkpoints in the folder, also those that a torn list of them has not."""
-        found = {path.removesuffix(".index") for path in glob.glob(f"{self._folder}/*.index")}
-        numbered = {path: path.rpartition("-")[2] for path in found}
-        numbers = {path: int(text) for path, text in numbered.items() if text.isdigit()}
-        return sorted(numbers, key=numbers.__getitem__, reverse=True)
+        indices = os.path.join(glob.escape(self._folder), f"{_PREFIX}-*.index")
+        found = [path for path in glob.glob(indices) if _FILE.fullmatch(os.path.basename(path))]
+        return sorted((path.removesuffix(".index") for path in found), key=_number, reverse=True)
 
     def _never_finished(self, candidates: Sequence[str]) -> bool:
         """Whether the process was killed while it saved for the first time.
@@ -179,6 +181,7 @@ class Checkpoints:
             if self._devices.is_chief:
                 self._manager.save(checkpoint_number=number)
                 self._write_through(number)
+                self._remove_older(number)
         except (tf.errors.OpError, OSError) as error:
             # On a full disk it would keep the next attempt from its room.
             shutil.rmtree(
@@ -205,6 +208,25 @@ class Checkpoints:
             finally:
                 os.close(opened)
 
+    def _remove_older(self, number: int) -> None:
+        """Removes the older checkpoints beyond `KEPT` that TensorFlow has lost from its list.
+
+        So it does where a process is killed before it has written the list, or while it removes
+        one itself. Those of higher numbers stay: they are damaged, and were passed over for one of
+        before, and in time they are written again or are older ones themselves.
+        """
+        files = glob.glob(os.path.join(glob.escape(self._folder), f"{_PREFIX}-*"))
+        older: dict[str, int] = {}
+        for file in files:
+            if (found := _FILE.fullmatch(os.path.basename(file))) and int(found[1]) < number:
+                older[file] = int(found[1])
+        newest = sorted({older[file] for file in older if file.endswith(".index")}, reverse=True)
+        kept = {*newest[: KEPT - 1], *(_number(path) for path in self._manager.checkpoints)}
+        for file, its_number in older.items():
+            if its_number not in kept:
+                with contextlib.suppress(OSError):
+                    os.remove(file)
+
     def _read_agreed(self) -> None:
         if self._agreed:
             self._agree()
@@ -222,3 +244,8 @@ class Checkpoints:
     def newest(self) -> str | None:
         """The name of the newest whole checkpoint, or None."""
         return self._newest
+
+
+def _number(path: str) -> int:
+    """The number of the checkpoint `path`, a name without that of its file's ending."""
+    return int(path.rpartition("-")[2])

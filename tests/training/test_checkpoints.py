@@ -189,6 +189,37 @@ def test_what_was_being_written_is_removed(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
+def test_what_a_killed_process_left_out_of_the_list_goes_in_its_turn(tmp_path: Path) -> None:
+    saved(tmp_path, 5, 10)
+    listed = (tmp_path / "checkpoint").read_bytes()
+    saved(tmp_path, 15)
+    (tmp_path / "checkpoint").write_bytes(listed)  # Killed between the index and the list.
+    (tmp_path / "ckpt-3.data-00000-of-00001").write_bytes(b"x")  # As it removed this one.
+    (tmp_path / "ckpt-90.index").write_bytes(b"x")  # Damaged, and passed over for 15.
+    (tmp_path / "ckpt-1.mine").write_text("x")
+    steps = []
+    checkpoints, variables = state(tmp_path)
+    assert checkpoints.restore() == 15
+    for step in (20, 30, 40, 95):
+        variables[-2].assign(step)
+        checkpoints.save()
+        for kind in ("index", "data*"):
+            numbers = [int(path.stem.split("-")[1]) for path in tmp_path.glob(f"ckpt-*.{kind}")]
+            steps.append(sorted(numbers))
+    # TensorFlow has 5, 10 and 20 in its list first.
+    assert steps[0] == [5, 10, 15, 20, 90]
+    assert steps[2::2] == [[10, 15, 20, 30, 90], [20, 30, 40, 90], [30, 40, 90, 95]]
+    assert [[step for step in index if step != 90] for index in steps[0::2]] == steps[1::2]
+    assert (tmp_path / "ckpt-1.mine").exists()
+    assert state(tmp_path)[0].restore() == 95
+
+    # Without a list, the newest are kept.
+    (tmp_path / "checkpoint").unlink()
+    saved(tmp_path, 100)
+    numbers = [int(path.stem.split("-")[1]) for path in tmp_path.glob("ckpt-*.index")]
+    assert sorted(numbers) == [90, 95, 100]
+
+
 def test_a_first_checkpoint_without_its_data_is_not_given_up(tmp_path: Path) -> None:
     """The index is whole, so the data was."""
     saved(tmp_path, 10)
