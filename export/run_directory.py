@@ -12,6 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bnzoo.class_names import class_names
+
 # Importing the models registers the layers that the network is made of.
 from bnzoo.models import without_auxiliary
 from bnzoo.preprocessing import Preprocessing
@@ -55,7 +57,7 @@ def read_run(folder: Path) -> Run:
     network = read_network(folder / "model.keras", folder)
     try:
         preprocessing = Preprocessing.from_json((folder / "preprocessing.json").read_text())
-        labels = tuple((folder / "labels.txt").read_text(encoding="utf-8").splitlines())
+        labels = class_names((folder / "labels.txt").read_text(encoding="utf-8"))
         if not isinstance(network, keras.Sequential) and isinstance(network.output, dict):
             network = without_auxiliary(network)
     except (ValueError, TypeError, KeyError, OSError) as error:

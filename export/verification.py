@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from bnzoo.class_names import class_names
+
 from .errors import ExportFailed
 from .served_checks import DEFAULT, wrong_answers, wrong_signatures
 
@@ -149,7 +151,7 @@ def _labels(folder: Path) -> tuple[str, ...] | None:
     if not path.is_file():
         return None
     try:
-        return tuple(path.read_text(encoding="utf-8").splitlines())
+        return class_names(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ExportFailed(f"{path} is no text: {error}") from error
 

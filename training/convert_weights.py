@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 from absl import flags
 
+from bnzoo.class_names import class_names
+
 from . import run_directory
 from .command_line import BadFlags, Flag, FlagGroups, RunFailed, run_command
 from .settings import Settings
@@ -102,7 +104,7 @@ def _check_run_dir(run_dir: str, overwrite: bool) -> None:
 def _read_labels(path: str) -> tuple[str, ...]:
     try:
         with open(path, encoding="utf-8") as file:
-            return tuple(file.read().splitlines())
+            return class_names(file.read())
     except (OSError, UnicodeDecodeError) as error:
         problem = f"--labels must be a text file. Received: --labels={path}: {error}"
         raise BadFlags(problem) from error

@@ -80,6 +80,7 @@ def evaluate(
     import keras
 
     # Registers bnzoo's layers with Keras.
+    from bnzoo.class_names import class_names
     from bnzoo.preprocessing import Preprocessing
 
     from . import data
@@ -93,7 +94,7 @@ def evaluate(
     except ValueError as error:
         path = os.path.join(run_dir, run_directory.PREPROCESSING)
         raise RunFailed(f"{path} is damaged: {error}") from error
-    labels = tuple(run_directory.read_text(run_dir, run_directory.LABELS).splitlines())
+    labels = class_names(run_directory.read_text(run_dir, run_directory.LABELS))
     source = data.open_source(dataset, data_dir)
     if source.labels != labels:
         raise BadFlags(

@@ -158,6 +158,7 @@ def folder(root: str) -> Source:
     files: dict[str, list[tuple[str, str]]] = {}
     for split in _subfolders(root):
         for label in _subfolders(os.path.join(root, split)):
+            _check_class_name(label, os.path.join(root, split))
             members = os.path.join(root, split, label)
             files.setdefault(split, []).extend(
                 (os.path.join(members, name), label)
@@ -185,6 +186,20 @@ def folder(root: str) -> Source:
         )
 
     return Source(tuple(labels), 3, None, _named_splits(files, open_split), tuple(files))
+
+
+def _check_class_name(name: str, parent: str) -> None:
+    """RunFailed for the name of a folder that cannot be a line of a run's labels.txt."""
+    try:
+        name.encode()
+        fits = not {"\n", "\r"} & set(name)
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise RunFailed(
+            f"the folder {os.fsencode(name)!r} in {parent} must be renamed: the name of a class "
+            "must be UTF-8 and one line"
+        )
 
 
 def _subfolders(parent: str) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bnzoo.checks import check_choice, is_whole
+from bnzoo.class_names import class_names
 
 from .arguments import check_data_format
 from .forms import FORMS
@@ -131,6 +132,6 @@ def _labels(form: str, labels: Any) -> list[tuple[str, str]]:
         return [(identifier, description) for identifier, description, _ in decoded]
     if isinstance(labels, (str, os.PathLike)):
         with open(labels, encoding="utf-8") as file:
-            labels = file.read().splitlines()
+            labels = class_names(file.read())
     parts = [label.partition(" ") for label in labels]
     return [(identifier, description or identifier) for identifier, _, description in parts]

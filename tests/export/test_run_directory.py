@@ -56,6 +56,13 @@ def test_a_run_that_was_made_longer_and_has_not_ended_is_told(
     assert capsys.readouterr().out == ""
 
 
+def test_names_of_classes_may_hold_what_divides_lines_elsewhere(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", small_network())
+    names = ("a\u2028b", "c\fd", *LABELS[2:])
+    (folder / "labels.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
+    assert read_run(folder).labels == names
+
+
 @pytest.mark.parametrize("name", ["model.keras", "preprocessing.json", "labels.txt"])
 def test_names_the_file_that_is_missing(tmp_path: Path, name: str) -> None:
     folder = write_run(tmp_path / "run")

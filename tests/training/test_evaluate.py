@@ -67,6 +67,18 @@ def test_another_data_set_must_have_the_same_classes(
     assert "--dataset must have the 10 classes that the network was trained on" in error
 
 
+def test_names_of_classes_may_hold_what_divides_lines_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"a\u2028b": 2, "c\fd": 1, "e": 1}
+    root = image_folder(tmp_path / "data", {"train": names, "val": names})
+    flags = ("--steps=1", "--batch_size=2", "--population_batches=0", f"--dataset=folder:{root}")
+    assert train.main(train_argv(tmp_path / "run", *flags)) == 0
+    capsys.readouterr()
+    assert evaluate.main(["bnzoo-evaluate", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith("examples 4  ")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

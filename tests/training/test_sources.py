@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,15 @@ def test_folder_leaves_out_what_is_hidden(tmp_path: Path) -> None:
     source = sources.folder(str(tmp_path))
     assert (source.labels, source.split_names) == (("a", "b"), ("train", "val"))
     assert read_all(source.open_split("train"), RGB)[1] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("name", [b"two\nlines", b"a\rb", b"caf\xe9"])
+def test_names_that_labels_txt_cannot_hold_are_refused(name: bytes, tmp_path: Path) -> None:
+    image_folder(tmp_path, {"train": {"a": 1, "b": 1}})
+    os.rename(tmp_path / "train" / "b", os.fsencode(tmp_path / "train") + b"/" + name)
+    with pytest.raises(RunFailed, match="must be renamed: the name of a class must be") as caught:
+        sources.folder(str(tmp_path))
+    assert str(caught.value).startswith(f"the folder {name!r} in {tmp_path}/train must")
 
 
 def test_folder_takes_many_kinds_of_files(tmp_path: Path) -> None:
