@@ -110,11 +110,14 @@ def _new_folder(out: Path, version: int) -> tuple[Path, int]:
         # Processes in containers may have one number all.
         folder = out / f".{version}.writing-{os.getpid()}-{secrets.token_hex(4)}"
         folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY)
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # Before it could be locked, another export took it for a leftover.
         # Where locks are not to be had, nobody else can have one either, and removes nothing.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
-        # Before it was locked, another export may have taken it for a leftover.
+        # The same, between the two.
         if folder.exists():
             return folder, lock
         os.close(lock)

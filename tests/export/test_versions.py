@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
@@ -117,3 +118,57 @@ def test_leftovers_of_killed_writers_go_and_nothing_else(tmp_path: Path) -> None
     with written_aside(tmp_path, None):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "1", "notes"]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it is open", "before it is locked"])
+def test_a_new_folder_that_another_export_removes_is_made_again(
+    after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = os.open
+    removed = []
+
+    def removed_first(path: Path, *flags: int, **other: int | None) -> int:
+        first = not removed and ".writing-" in str(path)
+        if first:
+            removed.append(path)
+        if first and not after:
+            Path(path).rmdir()
+        opened = opens(path, *flags, **other)  # type: ignore[arg-type]
+        if first and after:
+            Path(path).rmdir()
+        return opened
+
+    monkeypatch.setattr(os, "open", removed_first)
+    with written_aside(tmp_path, None) as aside:
+        assert aside.folder not in removed
+        (aside.folder / "saved_model.pb").touch()
+    assert len(removed) == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["1", "saved_model.pb"]
+
+
+def test_all_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that loses power has the version or has it not, and never one of empty files."""
+    done: list[str] = []
+    syncs, renames = os.fsync, Path.rename
+
+    def synced(opened: int) -> None:
+        done.append(os.readlink(f"/proc/self/fd/{opened}"))
+        syncs(opened)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append("renamed")
+        return renames(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    with written_aside(tmp_path, None) as aside:
+        (aside.folder / "assets").mkdir()
+        (aside.folder / "assets" / "labels.txt").write_text("ant")
+        folder = str(aside.folder)
+    at = done.index("renamed")
+    parts = {folder, f"{folder}/assets", f"{folder}/assets/labels.txt"}
+    assert set(done[:at]) == parts
+    # Its new name, too.
+    assert done[at + 1 :] == [str(tmp_path)]
