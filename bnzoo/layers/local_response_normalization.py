@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bnzoo.checks import check_number, check_whole
@@ -41,8 +43,9 @@ class LocalResponseNormalization(keras.layers.Layer):
         **kwargs: `name`, `dtype` and so on, of `keras.layers.Layer`.
 
     Raises:
-        ValueError: for an argument outside its range; when built, for an axis that is out of range
-            or the batch axis.
+        ValueError: for an argument outside its range; for one that float32 (under `dtype="float64"`
+            float64) cannot hold, and for a bias ** -beta of that kind; when built, for an axis that
+            is out of range or the batch axis.
 
     Example:
         >>> import bnzoo, numpy as np
@@ -67,10 +70,20 @@ class LocalResponseNormalization(keras.layers.Layer):
         check_number("beta", beta)
         if isinstance(resolved := as_axis(axis), tuple):
             raise ValueError(f"`axis` must be one integer. Received: axis={axis!r}")
+        bias, alpha, beta = float(bias), float(alpha), float(beta)
+        kind = "float64" if self.compute_dtype == "float64" else "float32"
+        least, largest = float(np.finfo(kind).tiny), float(np.finfo(kind).max)
+        # The kernels take what is below `least` for 0, of which the power is infinite.
+        held = least <= bias and max(bias, alpha, abs(beta)) <= largest
+        if not held or -beta * math.log(bias) > math.log(largest):
+            raise ValueError(
+                f"`bias`, `alpha`, `beta` and bias ** -beta must be numbers that {kind} holds, or "
+                f"an input of 0 gives NaN. Received: bias={bias}, alpha={alpha}, beta={beta}"
+            )
         self.depth_radius = int(depth_radius)
-        self.bias = float(bias)
-        self.alpha = float(alpha)
-        self.beta = float(beta)
+        self.bias = bias
+        self.alpha = alpha
+        self.beta = beta
         self.axis = resolved
 
     def build(self, input_shape: Sequence[int | None]) -> None:

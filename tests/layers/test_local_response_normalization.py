@@ -162,6 +162,44 @@ def test_bad_arguments(arguments: dict, message: str) -> None:
         LocalResponseNormalization(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [
+        ({"bias": 1e-300}, "float32"),
+        ({"bias": 1e-38}, "mixed_float16"),
+        ({"bias": 1e39}, "float32"),
+        ({"bias": 1e-20, "beta": 2.0}, "mixed_bfloat16"),
+        ({"alpha": 1e39}, "float32"),
+        ({"beta": 1e39}, "float32"),
+        ({"beta": -1e39}, "float32"),
+        ({"bias": 1e-309}, "float64"),
+        ({"bias": 1e-200, "beta": 2.0}, "float64"),
+    ],
+)
+def test_arguments_that_the_dtype_cannot_hold(arguments: dict, dtype: str) -> None:
+    kind = "float64" if dtype == "float64" else "float32"
+    received = ".*".join(f"{name}={number}" for name, number in arguments.items())
+    received = received.replace("+", r"\+")
+    with pytest.raises(ValueError, match=rf"numbers that {kind} holds.* Received: .*{received}"):
+        LocalResponseNormalization(**arguments, dtype=dtype)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["plain", "xla"])
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [
+        ({"bias": 1.2e-38}, "float32"),
+        ({"bias": 1.2e-19, "beta": 2.0}, "mixed_float16"),
+        ({"alpha": 3.4e38}, "float32"),
+        ({"bias": 1e-300}, "float64"),
+    ],
+)
+def test_zeros_at_the_ends_of_what_the_dtype_holds(arguments: dict, dtype: str, jit: bool) -> None:
+    layer = LocalResponseNormalization(**arguments, dtype=dtype)
+    zeros = tf.zeros([2, 3], layer.compute_dtype)
+    np.testing.assert_array_equal(tf.function(layer, jit_compile=jit)(zeros), np.zeros([2, 3]))
+
+
 @pytest.mark.parametrize("axis", [0, -4, 4, -5])
 def test_bad_axes(axis: int) -> None:
     with pytest.raises(ValueError, match=rf"`axis` must .*\. Received: axis={axis}$"):
