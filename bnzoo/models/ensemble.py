@@ -13,9 +13,9 @@ def Ensemble(models: Sequence[keras.Model], name: str = "ensemble") -> keras.Mod
         p(x) = (p_1(x) + ... + p_k(x)) / k
 
     Args:
-        models: two or more functional models with one input and one output, all of the same shape;
-            the outputs are class probabilities [N, classes]. A model that is given k times counts
-            k times in the mean.
+        models: two or more functional or Sequential models with one input and one output, all of
+            the same shape; the outputs are class probabilities [N, classes]. A model that is given
+            k times counts k times in the mean.
         name: name of the model.
 
     Returns:
@@ -52,7 +52,8 @@ def Ensemble(models: Sequence[keras.Model], name: str = "ensemble") -> keras.Mod
     # Given models may have one name all, which a model that holds them cannot; wrapped, each gets
     # another name without being changed.
     members = {
-        key: keras.Model(model.input, model.output, name=f"member_{number}")
+        # A Sequential model that was not called has no `input` and `output` yet.
+        key: keras.Model(model.inputs[0], model.outputs[0], name=f"member_{number}")
         for number, (key, model) in enumerate(different.items(), start=1)
     }
     scores = {key: member(image) for key, member in members.items()}
@@ -67,14 +68,17 @@ def _interface(model: keras.Model) -> tuple[tuple[int | None, ...], tuple[int | 
     """The shapes of the input and output of a model that has one of each."""
     if len(getattr(model, "inputs", None) or ()) != 1 or len(model.outputs) != 1:
         raise ValueError(
-            "`models` must be functional models with one input and one output. "
+            "`models` must be functional or Sequential models with one input and one output. "
             f"Received: {getattr(model, 'name', model)!r}"
         )
     return model.inputs[0].shape, model.outputs[0].shape
 
 
 def _refuse_logits(model: keras.Model) -> None:
-    last = next(layer for layer in model.layers if layer.output is model.outputs[0])
+    last: keras.Operation = model
+    while isinstance(last, (keras.Sequential, keras.Function)):
+        # The one output comes last. It may be that of a nested model, or of an operation.
+        last = last.layers[-1] if isinstance(last, keras.Sequential) else last.operations[-1]
     if getattr(last, "activation", None) is keras.activations.linear:
         raise ValueError(
             "`models` must return class probabilities, not logits. "

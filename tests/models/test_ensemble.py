@@ -108,6 +108,28 @@ def test_logits():
     )
 
 
+def test_members_that_are_sequential_or_end_with_a_nested_model_or_an_operation(tmp_path):
+    image = keras.Input((28, 28, 1))
+    dense = keras.layers.Dense(10)(keras.layers.Flatten()(image))
+    models = [
+        # As Keras reads it from a file: not called.
+        keras.Sequential([keras.Input((28, 28, 1)), *mnist_mlp().layers[1:]]),
+        keras.Sequential([keras.Input((28, 28, 1)), mnist_mlp()]),
+        keras.Model(image, mnist_mlp()(image)),
+        keras.Model(image, keras.ops.softmax(dense)),
+    ]
+    x = np.random.default_rng(3).normal(size=(3, 28, 28, 1)).astype(np.float32)
+    ensemble = Ensemble(models)
+    expected = np.mean([model(x).numpy().astype(np.float64) for model in models], axis=0)
+    np.testing.assert_allclose(ensemble(x), expected, atol=1e-6)
+    ensemble.save(tmp_path / "ensemble.keras")
+    loaded = keras.models.load_model(tmp_path / "ensemble.keras")
+    np.testing.assert_allclose(loaded(x), expected, atol=1e-6)
+    logits = keras.Sequential([keras.Input((28, 28, 1)), mnist_mlp(classifier_activation=None)])
+    with pytest.raises(ValueError, match="whose last layer 'predictions' has no activation"):
+        Ensemble([models[0], logits])
+
+
 def test_two_inputs():
     a, b = keras.Input((2,)), keras.Input((2,))
     model = keras.Model([a, b], keras.layers.Add()([a, b]), name="pair")
