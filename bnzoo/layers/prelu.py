@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bnzoo.checks import check_number
+
 from .axes import as_axis, positive_axes
 from .real_inputs import as_floating
 
@@ -53,9 +55,10 @@ class PReLU(keras.layers.Layer):
         **kwargs: `name`, `dtype`, `trainable` and so on, of `keras.layers.Layer`.
 
     Raises:
-        ValueError: for `shared` that is no bool, or combined with `shared_axes`; when built, for
-            an axis that is out of range, repeated, or the batch axis, and for an unknown size of an
-            axis that has slopes of its own.
+        ValueError: for `shared` that is no bool, or combined with `shared_axes`; for an
+            `alpha_initializer` that is a bool, NaN or infinite; when built, for an axis that is out
+            of range, repeated, or the batch axis, and for an unknown size of an axis that has
+            slopes of its own.
 
     Example:
         >>> import bnzoo, numpy as np
@@ -84,7 +87,8 @@ class PReLU(keras.layers.Layer):
                 "`shared_axes` must be None when `shared` or `axis` says which slopes are shared. "
                 f"Received: shared_axes={shared_axes}, shared={shared}, axis={axis}"
             )
-        if isinstance(alpha_initializer, numbers.Real):
+        if isinstance(alpha_initializer, (numbers.Real, np.bool_)):
+            check_number("alpha_initializer", alpha_initializer)
             alpha_initializer = keras.initializers.Constant(float(alpha_initializer))
         self.shared = bool(shared)
         self.alpha_initializer = keras.initializers.get(alpha_initializer)
@@ -152,7 +156,6 @@ def _prelu(y: tf.Tensor, alpha: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any
     sum in the type of `y`, where float16 overflows. It also gives the paper's choice at y = 0.
     """
     slope = tf.cast(alpha, y.dtype)
-    # Not tf.where(y > 0, y, slope * y): an infinite y would then meet a zero in the gradient.
     output = tf.nn.relu(y) + slope * tf.minimum(y, 0)
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

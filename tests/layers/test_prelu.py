@@ -111,6 +111,17 @@ def test_slopes_of_half_precision_networks_are_summed_in_float32() -> None:
     np.testing.assert_array_equal(output.numpy(), np.float16(-2.0))
 
 
+def test_scaled_losses_of_half_precision_networks_do_not_overflow() -> None:
+    """The product with the gradient from above is taken in float32, too: 2^13 * -8 = -2^16."""
+    layer = PReLU(dtype="mixed_float16")
+    y = tf.constant([[-8.0, -8.0]], tf.float16)
+    with tf.GradientTape() as tape:
+        output = layer(y)
+    upstream = tf.constant([[2.0**13, -(2.0**13)]], tf.float16)
+    of_alpha = tape.gradient(output, layer.alpha.value, output_gradients=upstream)
+    assert of_alpha.numpy().tolist() == [-(2.0**16), 2.0**16]
+
+
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
     # Half an ulp of the type for the product; the slopes themselves are rounded to it as well.
@@ -229,6 +240,13 @@ def test_weights_of_keras_load(tmp_path) -> None:
             {"axis": 1, "shared_axes": 2},
             r"`shared_axes` must be None .* shared_axes=2, shared=False, axis=1",
         ),
+        (
+            {"alpha_initializer": float("nan")},
+            r"`alpha_initializer` must be a finite number\. Received: alpha_initializer=nan",
+        ),
+        ({"alpha_initializer": -np.float32("inf")}, r"Received: alpha_initializer=.*-inf"),
+        ({"alpha_initializer": True}, r"Received: alpha_initializer=True"),
+        ({"alpha_initializer": np.False_}, r"Received: alpha_initializer=.*False_?"),
         ({"axis": None}, r"`axis` must be an integer or a tuple .* Received: axis=None"),
         ({"axis": 1.5}, r"Received: axis=1\.5"),
         ({"axis": "c"}, r"Received: axis='c'"),
