@@ -20,6 +20,7 @@ from .strategies import Devices
 
 KEPT = 3
 _PREFIX = "ckpt"
+_LIST = "checkpoint"
 # A checkpoint's own files, and its number.
 _FILE = re.compile(rf"{_PREFIX}-([0-9]+)\.(?:index|data-[0-9]+-of-[0-9]+)")
 
@@ -72,8 +73,15 @@ class Checkpoints:
             sums=sums,
             averages=[self._one_value(variable) for variable in averages],
         )
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint, folder, max_to_keep=KEPT, checkpoint_name=_PREFIX
+        self._manager = self._make_manager() if self._devices.is_chief else None
+
+    def _make_manager(self) -> tf.train.CheckpointManager:
+        if not _has_list(self._folder):
+            # TensorFlow raises errors of some damaged ones.
+            with contextlib.suppress(OSError):
+                os.remove(os.path.join(self._folder, _LIST))
+        return tf.train.CheckpointManager(
+            self._checkpoint, self._folder, max_to_keep=KEPT, checkpoint_name=_PREFIX
         )
 
     def _one_value(self, variable: tf.Variable) -> tf.Variable:
@@ -117,7 +125,7 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """Removes what TensorFlow was writing aside when a process was killed."""
-        for pattern in (f"{_PREFIX}-*_temp", "checkpoint.tmp*"):
+        for pattern in (f"{_PREFIX}-*_temp", f"{_LIST}.tmp*"):
             for path in glob.glob(os.path.join(self._folder, pattern)):
                 if os.path.isdir(path):
                     shutil.rmtree(path, ignore_errors=True)
@@ -135,6 +143,7 @@ class Checkpoints:
         if not candidates:
             return 0
         if self._never_finished(candidates):
+            # Of an index that cannot be read no variable was restored.
             print(f"the first checkpoint {path} was not finished: the run begins anew", flush=True)
             return 0
         raise RunFailed(
@@ -148,17 +157,11 @@ class Checkpoints:
         return sorted((path.removesuffix(".index") for path in found), key=_number, reverse=True)
 
     def _never_finished(self, candidates: Sequence[str]) -> bool:
-        """Whether the process was killed while it saved for the first time.
+        """Whether no checkpoint was ever finished: each time the machine went down before.
 
         TensorFlow writes the index in its place, behind the data, and the list of checkpoints last.
         """
-        if len(candidates) > 1 or tf.train.get_checkpoint_state(self._folder) is not None:
-            return False
-        try:
-            tf.train.load_checkpoint(candidates[0])
-        except Exception:
-            return True  # See `_try`. Of an index that cannot be read no variable was restored.
-        return False
+        return not _has_list(self._folder) and not any(map(_has_index, candidates))
 
     def _try(self, path: str) -> str | None:
         """Restores the checkpoint at `path`; why that cannot be, else None."""
@@ -178,10 +181,10 @@ class Checkpoints:
         self._read_agreed()
         number = int(self._step.numpy())
         try:
-            if self._devices.is_chief:
+            if self._manager:
                 self._manager.save(checkpoint_number=number)
                 self._write_through(number)
-                self._remove_older(number)
+                self._remove_older(number, self._manager.checkpoints)
         except (tf.errors.OpError, OSError) as error:
             # On a full disk it would keep the next attempt from its room.
             shutil.rmtree(
@@ -197,7 +200,7 @@ class Checkpoints:
         """
         name = os.path.join(glob.escape(self._folder), f"{_PREFIX}-{number}")
         paths = [*glob.glob(f"{name}.data-*"), *glob.glob(f"{name}.index")]
-        for path in (*paths, os.path.join(self._folder, "checkpoint"), self._folder):
+        for path in (*paths, os.path.join(self._folder, _LIST), self._folder):
             opened = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(opened)
@@ -208,7 +211,7 @@ class Checkpoints:
             finally:
                 os.close(opened)
 
-    def _remove_older(self, number: int) -> None:
+    def _remove_older(self, number: int, listed: Sequence[str]) -> None:
         """Removes the older checkpoints beyond `KEPT` that TensorFlow has lost from its list.
 
         So it does where a process is killed before it has written the list, or while it removes
@@ -221,7 +224,7 @@ class Checkpoints:
             if (found := _FILE.fullmatch(os.path.basename(file))) and int(found[1]) < number:
                 older[file] = int(found[1])
         newest = sorted({older[file] for file in older if file.endswith(".index")}, reverse=True)
-        kept = {*newest[: KEPT - 1], *(_number(path) for path in self._manager.checkpoints)}
+        kept = {*newest[: KEPT - 1], *map(_number, listed)}
         for file, its_number in older.items():
             if its_number not in kept:
                 with contextlib.suppress(OSError):
@@ -249,3 +252,20 @@ class Checkpoints:
 def _number(path: str) -> int:
     """The number of the checkpoint `path`, a name without that of its file's ending."""
     return int(path.rpartition("-")[2])
+
+
+def _has_list(folder: str) -> bool:
+    """Whether the list of checkpoints in `folder` can be read."""
+    try:
+        return tf.train.get_checkpoint_state(folder) is not None
+    except ValueError:
+        return False
+
+
+def _has_index(path: str) -> bool:
+    """Whether the index of the checkpoint `path` can be read."""
+    try:
+        tf.train.load_checkpoint(path)
+    except Exception:
+        return False  # See `_try`.
+    return True

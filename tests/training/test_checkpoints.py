@@ -145,7 +145,15 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert state(tmp_path)[0].restore() == 30
 
 
-@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"\xff" * path.stat().st_size)
+
+
+@pytest.mark.parametrize("damage", [cut, empty, overwrite, Path.unlink])
 def test_a_damaged_list_of_checkpoints_hides_none(
     damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
@@ -177,6 +185,36 @@ def test_killed_in_the_first_save_a_run_begins_anew(
     variables[-2].assign(10)
     checkpoints.save()
     assert state(tmp_path)[0].restore() == 10
+
+
+def test_a_machine_that_went_down_twice_in_a_first_save_begins_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind SIGTERM a run saves at whatever step it has come to."""
+    saved(tmp_path, 5, 10)
+    for path in (*tmp_path.glob("*.index"), tmp_path / "checkpoint"):
+        path.write_bytes(b"")
+    # If one was finished, the run is not given up without a word.
+    (tmp_path / "aside").mkdir()
+    saved(tmp_path / "aside", 5)
+    whole = (tmp_path / "aside" / "ckpt-5.index").read_bytes()
+    (tmp_path / "ckpt-5.index").write_bytes(whole)
+    cut(tmp_path / "ckpt-5.data-00000-of-00001")
+    with pytest.raises(RunFailed, match=r"ckpt-5 cannot be restored: .*--overwrite begins the"):
+        state(tmp_path)[0].restore()
+    (tmp_path / "ckpt-5.index").write_bytes(b"")
+    capsys.readouterr()
+    checkpoints, variables = state(tmp_path)
+    assert (checkpoints.restore(), checkpoints.newest) == (0, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"the checkpoint {tmp_path}/ckpt-10 is damaged: ")
+    assert lines[1] == (
+        f"the first checkpoint {tmp_path}/ckpt-5 was not finished: the run begins anew"
+    )
+    variables[-2].assign(7)
+    checkpoints.save()
+    assert state(tmp_path)[0].restore() == 7
 
 
 def test_what_was_being_written_is_removed(tmp_path: Path) -> None:
