@@ -49,24 +49,25 @@ class Comparison:
             and little training all probabilities are near 0.001, and so are all differences. Of
             another output, such as features, a fraction of its largest value over all images: it
             has no scale of its own, and for one image a layer of rectifiers may give next to
-            nothing, of which any rounding would be a multiple. Of several outputs, that of the
-            worst.
-        agreement: fraction of the images with the same most probable class.
+            nothing, of which any rounding would be a multiple. Of an output that holds no
+            floating point numbers, such as the number of a class, the fraction of its values
+            that are others. Of several outputs, that of the worst.
+        agreement: fraction of the images with the same most probable class, or with the same
+            values of an output without floating point numbers; None if there are no classes.
         mean: mean difference, as a fraction as well; of several outputs, that of the worst.
         worst: the output that `largest` is of, unless that is `probabilities` or the only one.
     """
 
     examples: int
     largest: float
-    agreement: float
+    agreement: float | None
     mean: float = 0.0
     worst: str | None = None
 
     def __str__(self) -> str:
         of = f" of {self.worst}" if self.worst else ""
-        return (
-            f"largest {self.largest:.1e}{of}, mean {self.mean:.1e}, same class {self.agreement:.1%}"
-        )
+        agreement = "" if self.agreement is None else f", same class {self.agreement:.1%}"
+        return f"largest {self.largest:.1e}{of}, mean {self.mean:.1e}{agreement}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +186,8 @@ def compared(answer: Mapping[str, object], expected: Arrays) -> Comparison:
     means = []
     for name, wanted in expected.items():
         if not np.issubdtype(wanted.dtype, np.floating):
+            largest[name] = float(np.mean(_others(answer[name], wanted)))
+            means.append(largest[name])
             continue
         rows = wanted.reshape(len(wanted), -1).astype(np.float64)
         given = np.asarray(answer[name], np.float64).reshape(rows.shape)
@@ -195,23 +198,52 @@ def compared(answer: Mapping[str, object], expected: Arrays) -> Comparison:
         largest[name] = float(difference.max())
         means.append(difference.mean())
     name = PROBABILITIES if PROBABILITIES in expected else next(iter(expected))
-    count = len(expected[name])
-    best = [np.asarray(x[name]).reshape(count, -1).argmax(1) for x in (answer, expected)]
     # Of NaN it finds the first, which is the worst, too.
     worst = list(largest)[int(np.argmax(list(largest.values())))] if largest else None
     return Comparison(
-        examples=count,
+        examples=len(expected[name]),
         largest=float(np.max(list(largest.values()), initial=0.0)),
-        agreement=float(np.mean(best[0] == best[1])),
+        agreement=_agreement(answer[name], expected[name], name == PROBABILITIES),
         mean=float(np.max(means, initial=0.0)),
         worst=worst if len(largest) > 1 and worst != PROBABILITIES else None,
     )
+
+
+def _others(given: object, wanted: np.ndarray) -> np.ndarray:
+    """Of rows [N, values] without floating point numbers, which values are not as they should be;
+    bytes may come as NumPy stores them, all of one length."""
+    return np.asarray(given).astype(wanted.dtype).reshape(len(wanted), -1) != wanted.reshape(
+        len(wanted), -1
+    )
+
+
+def _agreement(given: object, wanted: np.ndarray, probable: bool) -> float | None:
+    """See `Comparison.agreement`.
+
+    Args:
+        given, wanted: an output, with the batch first.
+        probable: whether it holds probabilities.
+    """
+    if not np.issubdtype(wanted.dtype, np.floating):
+        return float(np.mean(~_others(given, wanted).any(axis=1)))
+    rows = [np.asarray(x).reshape(len(wanted), -1) for x in (given, wanted)]
+    if rows[1].shape[1] > 1:
+        return float(np.mean(rows[0].argmax(1) == rows[1].argmax(1)))
+    # One probability is that of one class, of two.
+    return float(np.mean((rows[0] > 0.5) == (rows[1] > 0.5))) if probable else None
 
 
 def _run(network: keras.Model, inputs: Mapping[str, tf.Tensor]) -> Arrays:
     network = served_network(network)
     structure = keras.tree.pack_sequence_as(network.input, list(inputs.values()))
     outputs = network(structure, training=False)
+    count = len(next(iter(inputs.values())))
+    for name, x in outputs.items():
+        if len(x.shape) and x.shape[0] != count:
+            raise ExportFailed(
+                f"output {name!r} has shape {tuple(x.shape)} for a batch of {count}: a server "
+                "needs the batch as the first dimension"
+            )
     return {
         name: tf.cast(x, tf.float32).numpy() if x.dtype.is_floating else x.numpy()
         for name, x in outputs.items()

@@ -5,12 +5,20 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from bnzoo.models import Ensemble
 from bnzoo.surgery import fold_batch_norm
 from export.errors import ExportFailed
+from export.served import served_network
 from export.signatures import build_signatures, save_signatures
-from export.verify import Examples, allowed_difference, compare, compared
+from export.verify import (
+    Examples,
+    allowed_difference,
+    compare,
+    compared,
+    expected_outputs,
+)
 from tests.export.runs import LABELS, PREPROCESSING, encoded_image, small_network
 
 EXAMPLES = [encoded_image(seed, 20 + seed) for seed in range(4)]
@@ -66,6 +74,41 @@ def test_features_are_judged_by_their_own_scale_and_probabilities_by_the_image()
     answer["probabilities"] = np.array([[1, 0], [np.nan, 1]])
     assert np.isnan(compared(answer, expected).largest)
     assert compared(answer, expected).worst is None  # Of probabilities.
+
+
+def test_values_that_are_no_floating_point_numbers_are_counted() -> None:
+    # As of a network that ends with an argmax, and of one that gives words.
+    expected = {"class": np.array([3, 1, 4, 1]), "words": np.array([[b"a"], [b"b"], [b"c"], [b""]])}
+    expected["words"] = expected["words"].astype(object)
+    answer = {name: value.copy() for name, value in expected.items()}
+    answer["words"] = answer["words"].astype(bytes)  # As NumPy reads it from a file.
+    same = compared(answer, expected)
+    assert (same.largest, same.agreement) == (0.0, 1.0)
+    answer["class"] = np.array([3, 1, 5, 1], np.int32)
+    found = compared(answer, expected)
+    assert (found.largest, found.mean, found.agreement) == (0.25, 0.25, 0.75)
+    assert found.worst == "class"
+    answer["words"][2:] = b"d"
+    assert compared(answer, expected).largest == 0.5
+
+
+def test_agreement_of_one_column() -> None:
+    values = np.float32([[0.4], [0.6], [0.9]])
+    found = compared({"probabilities": values + np.float32(0.15)}, {"probabilities": values})
+    assert found.agreement == pytest.approx(2 / 3)
+    found = compared({"price": values + 1}, {"price": values})
+    assert found.agreement is None
+    assert str(found) == "largest 1.1e+00, mean 1.1e+00"
+
+
+def test_rows_that_are_not_the_batch_are_refused() -> None:
+    image = keras.Input((8,))
+    rows = keras.layers.Lambda(lambda x: tf.reshape(x, (-1, 2)), output_shape=(2,), name="rows")
+    network = served_network(keras.Model(image, rows(image)), "any")
+    with pytest.raises(
+        ExportFailed, match=r"^output 'rows' has shape \(32, 2\) for a batch of 8: "
+    ):
+        expected_outputs(network, Examples.of_noise(network))
 
 
 def test_other_preprocessing_in_the_graph_is_found(network: keras.Model, tmp_path: Path) -> None:
