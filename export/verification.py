@@ -19,6 +19,7 @@ from bnzoo.class_names import class_names
 
 from .errors import ExportFailed
 from .served_checks import DEFAULT, wrong_answers, wrong_signatures
+from .warmup import FILE, check_warmup
 
 _PROGRAM = Path(__file__).with_name("plain_tensorflow.py")
 
@@ -102,6 +103,10 @@ def verify(
                     own = _of_signature(answers, name)
                     _fail_on(wrong_answers(own, name, found["examples"], labels, kind))
                 _compare(answers, report, reference, say)
+    # After what is timed. Without records TensorFlow is not imported here.
+    if (folder / FILE).is_file():
+        report["warmup"] = check_warmup(folder)
+        say(report["warmup"])
     return report
 
 

@@ -3,16 +3,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from bnzoo.surgery import fold_batch_norm
-from export import saved_model
+from export import saved_model, verify_export
 from export.errors import ExportFailed
 from export.plain_tensorflow import read_signatures
 from export.signatures import build_signatures, save_signatures
-from export.warmup import FILE, MOST_RECORDS, write_warmup
+from export.warmup import FILE, MOST_RECORDS, check_warmup, write_warmup
 from tests.export.runs import LABELS, PREPROCESSING, encoded_image, small_network, write_run
 
 prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
@@ -50,6 +51,8 @@ def test_one_record_for_each_signature_and_batch_size_and_all_run(folder: Path) 
         }
         (key,) = inputs
         np.testing.assert_array_equal(inputs[key], tf.make_ndarray(request.inputs[key]))
+        if inputs[key].dtype.is_floating:
+            assert np.isfinite(inputs[key]).all()
         outputs = model.signatures[name](**inputs)
         size = len(outputs["probabilities"])
         assert {len(value) for value in outputs.values()} == {size}
@@ -71,6 +74,90 @@ def test_records_are_small_and_the_same_each_time(folder: Path, tmp_path: Path) 
 
 def test_the_model_is_as_before(folder: Path) -> None:
     assert list(read_signatures(folder)) == ["serving_bytes", "serving_default", "serving_uint8"]
+
+
+def test_inputs_that_are_no_images(tmp_path: Path) -> None:
+    """A table of 50 rows, and truth: what a server runs must be something that they take."""
+    row, chosen = (
+        keras.Input((2,), dtype="int32", name="row"),
+        keras.Input((1,), dtype="bool", name="chosen"),
+    )
+    x = keras.layers.Flatten()(keras.layers.Embedding(50, 4)(row))
+    x = keras.layers.Concatenate()([x, keras.ops.cast(chosen, "float32")])
+    network = keras.Model({"row": row, "chosen": chosen}, keras.layers.Softmax()(x))
+    save_signatures(build_signatures(network), [], tmp_path)
+    assert write_warmup(tmp_path, [1, 2], b"") == 2
+    assert check_warmup(tmp_path) == ("2 warm-up records; of each signature the smallest was run")
+    first, second = (log.predict_log.request.inputs for log in read(tmp_path))
+    assert tf.make_ndarray(first["row"]).tolist() == [[0, 0]]
+    assert tf.make_ndarray(second["chosen"]).tolist() == [[False], [False]]
+
+
+def failing(folder: Path) -> Path:
+    """A SavedModel that refuses 0."""
+    row = tf.TensorSpec((None,), tf.int32, "row")
+
+    def above_0(row: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(row > 0), ["no 0"])]):
+            return {"same": tf.identity(row)}
+
+    function = tf.function(above_0, autograph=False).get_concrete_function(row=row)
+    save_signatures({"serving_default": function}, [], folder)
+    return folder
+
+
+def test_records_that_a_server_would_refuse_are_not_written(tmp_path: Path) -> None:
+    match = r"^a warm-up record for serving_default fails, .* refuse the version: .*no 0"
+    with pytest.raises(ExportFailed, match=match):
+        write_warmup(failing(tmp_path), [4], b"")
+    assert not (tmp_path / FILE).exists()
+
+
+def test_what_is_wrong_with_records(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check_warmup(tmp_path) == ""
+    failing(tmp_path)
+    path = tmp_path / FILE
+    path.parent.mkdir()
+
+    def write(*records: bytes) -> None:
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for record in records:
+                writer.write(record)
+
+    def problem() -> str:
+        with pytest.raises(ExportFailed) as caught:
+            check_warmup(tmp_path)
+        return str(caught.value).replace(f"{path}", "FILE")
+
+    for garbage in (b"garbage", bytes(range(200)), (folder / FILE).read_bytes()[:-5]):
+        path.write_bytes(garbage)
+        assert problem() == "FILE is damaged: it does not hold TFRecords alone"
+    write(b"garbage")
+    assert problem() == "FILE is damaged: a record is no PredictionLog"
+    write(*[b""] * (MOST_RECORDS + 1))
+    assert problem() == "FILE has 1001 records, and TensorFlow Serving takes 1000"
+    log = prediction_log_pb2.PredictionLog()
+    request = log.predict_log.request
+    request.inputs["row"].CopyFrom(tf.make_tensor_proto([0, 0]))
+    write(log.SerializeToString())
+    assert problem().startswith("a record of FILE for serving_default fails, so that a server ")
+    request.inputs["row"].CopyFrom(tf.make_tensor_proto([0.5]))
+    write(log.SerializeToString())
+    assert problem().startswith("a record of FILE for serving_default fails, so that a server ")
+    request.model_spec.signature_name = "serving_bytes"
+    write(log.SerializeToString())
+    assert problem() == "a record of FILE is for serving_bytes, which the model has not"
+    # The smallest is run, and only that: the larger would fail here.
+    request.model_spec.signature_name = ""
+    smallest = prediction_log_pb2.PredictionLog()
+    smallest.predict_log.request.inputs["row"].CopyFrom(tf.make_tensor_proto([7]))
+    request.inputs["row"].CopyFrom(tf.make_tensor_proto([0, 0]))
+    write(log.SerializeToString(), smallest.SerializeToString(), log.SerializeToString())
+    assert check_warmup(tmp_path).startswith("3 warm-up records; ")
+    monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
+    assert check_warmup(tmp_path).startswith("3 warm-up records, not run: ")
 
 
 def test_too_many(folder: Path) -> None:
@@ -110,13 +197,22 @@ def test_a_missing_package_is_told_before_anything_is_done(
     assert not (tmp_path / "models").exists()
 
 
-def test_the_flag_of_bnzoo_export(tmp_path: Path) -> None:
+def test_the_flag_of_bnzoo_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir, out = write_run(tmp_path / "run"), tmp_path / "models"
     assert saved_model.main(["bnzoo-export", "--warmup=8, 2,8", str(run_dir), str(out)]) == 0
     requests = [log.predict_log.request for log in read(out / "1")]
     assert [request.inputs.popitem()[1].tensor_shape.dim[0].size for request in requests] == [
         *(8, 2, 8, 2, 8, 2)
     ]
+    verify = ["bnzoo-verify-export", "--batch_sizes=", str(out)]
+    capsys.readouterr()
+    assert verify_export.main(verify) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("6 warm-up records; ")
+    (out / "1" / FILE).write_bytes(b"garbage")
+    assert verify_export.main(verify) == 1
+    assert capsys.readouterr().err == (
+        f"bnzoo-verify-export: {out / '1' / FILE} is damaged: it does not hold TFRecords alone\n"
+    )
 
 
 @pytest.mark.parametrize("sizes", ["0", "1,-8", "1,,8", "all", "1.5"])
