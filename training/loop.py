@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from bnzoo.class_names import class_names
 
 from . import run_directory
 from .asynchronous import AsynchronousRun
@@ -138,11 +141,28 @@ def write_description(run_dir: str, settings: Settings, inputs: Inputs) -> None:
                 f"--run_dir={run_dir} holds a run on other data: {begun_with}, now {found}. "
                 "Give another --run_dir, or --overwrite"
             )
+        _check_labels(run_dir, inputs.labels)
     run_directory.write_config(run_dir, settings, found)
     write_text(
         os.path.join(run_dir, run_directory.PREPROCESSING), inputs.preprocessing.to_json() + "\n"
     )
     write_text(os.path.join(run_dir, run_directory.LABELS), "\n".join(inputs.labels) + "\n")
+
+
+def _check_labels(run_dir: str, labels: Sequence[str]) -> None:
+    """BadFlags if the run in `run_dir` was begun with classes of other names, or in another order.
+
+    Their numbers would be other classes then.
+    """
+    if not os.path.exists(os.path.join(run_dir, run_directory.LABELS)):
+        return  # Killed between the configuration and the labels.
+    begun_with = run_directory.read_text(run_dir, run_directory.LABELS)
+    for number, (before, now) in enumerate(zip(class_names(begun_with), labels, strict=False)):
+        if before != now:
+            raise BadFlags(
+                f"--run_dir={run_dir} holds a run on other classes: class {number} was {before!r}, "
+                f"now it is {now!r}. Give another --run_dir, or --overwrite"
+            )
 
 
 def _check_finite(results: StepResults, step: int, checkpoints: Checkpoints) -> None:

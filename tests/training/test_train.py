@@ -120,6 +120,17 @@ def test_data_that_changed_under_a_run_is_refused(
     argv = train_argv(tmp_path / "run", f"--dataset=folder:{root}", "--batch_size=4", "--steps=3")
     assert train.main(argv) == 0
     (tmp_path / "run" / "model.keras").unlink()
+    labels = (tmp_path / "run" / "labels.txt").read_text()
+    for split in ("train", "test"):
+        (root / split / "a").rename(root / split / "z")
+    assert train.main(argv) == 2
+    assert capsys.readouterr().err == (
+        f"bnzoo-train: --run_dir={tmp_path}/run holds a run on other classes: class 0 was 'a', now "
+        "it is 'b'. Give another --run_dir, or --overwrite\n"
+    )
+    assert (tmp_path / "run" / "labels.txt").read_text() == labels
+    for split in ("train", "test"):
+        (root / split / "z").rename(root / split / "a")
     (root / "train" / "a" / "0.png").unlink()
     assert train.main(argv) == 2
     assert "holds a run on other data: {'train_examples': 8, " in capsys.readouterr().err
