@@ -77,15 +77,17 @@ class BatchNormalization(keras.layers.BatchNormalization):
     Call arguments:
         inputs: Tensor of rank 2 or more.
         training: Whether to use the statistics of the batch, and move the others.
-        mask: None, or a boolean tensor of the shape of `inputs` without the channel axis
-            (of a tuple, the last). Only values where it is True enter the statistics.
+        mask: None, or a boolean tensor of the shape of `inputs` without the last axis, as
+            Keras' layers pass it on, whatever `axis` is; an axis of it may be 1. Where that
+            does not fit, one without the channel axis (of a tuple, the last). Only values
+            where it is True enter the statistics.
 
     Raises:
         ValueError: For an axis out of range, repeated or naming the batch; a momentum
             outside [0, 1]; a negative epsilon; one of them that is no number;
             `renorm=True`; a kept axis of unknown size; inputs that are no real numbers, or
-            whose channels are not those that the layer was built for; a mask of a wrong
-            rank.
+            whose channels are not those that the layer was built for; a mask of another
+            shape.
 
     Source:
         Ioffe & Szegedy 2015, Algorithms 1 and 2, Sections 3.1 and 3.2.
@@ -263,13 +265,19 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return gamma, beta
 
     def _expand_mask(self, mask: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        mask = tf.convert_to_tensor(mask)
-        if mask.shape.rank != x.shape.rank - 1:
-            raise ValueError(
-                "`mask` must have the shape of the inputs without the channel axis. Received: "
-                f"mask of shape {mask.shape} for inputs of shape {x.shape}"
-            )
-        return tf.expand_dims(tf.cast(mask, tf.bool), self._axes[-1])
+        mask = tf.cast(mask, tf.bool)
+        sizes = x.shape.as_list()
+        for axis in (len(sizes) - 1, self._axes[-1]):
+            rest = [*sizes[:axis], *sizes[axis + 1 :]]
+            if mask.shape.rank == len(rest) and all(
+                one in (1, None) or size in (one, None)
+                for one, size in zip(mask.shape, rest, strict=True)
+            ):
+                return tf.expand_dims(mask, axis)
+        raise ValueError(
+            "`mask` must have the shape of the inputs without the last axis, or without the "
+            f"channel axis. Received: mask of shape {mask.shape} for inputs of shape {x.shape}"
+        )
 
     def _population_statistics(self) -> list[tf.Tensor]:
         """The moving mean and variance: in a replica, those that all replicas agree on."""
@@ -280,7 +288,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
         # In a graph what is read of a variable has no device, and with one replica in each of
         # several processes the sum would have no place to go to.
         placed = [tf.identity(value) for value in statistics]
-        return context.all_reduce(tf.distribute.ReduceOp.MEAN, placed)
+        try:
+            return context.all_reduce(tf.distribute.ReduceOp.MEAN, placed)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self.name!r}, not trained here, needs the moving statistics of all replicas, "
+                "which TensorFlow cannot give in a tf.function, tf.cond or loop inside of what a "
+                "replica runs: call it outside of that"
+            ) from error
 
     def _move_statistics(self, mean: tf.Tensor, unbiased: tf.Tensor, count: tf.Tensor) -> None:
         """Moves the statistics towards those of a batch; see the class.

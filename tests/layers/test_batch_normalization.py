@@ -222,6 +222,21 @@ def test_a_mask_from_a_masking_layer_arrives() -> None:
     assert float(layer.moving_variance[0]) == pytest.approx(7.0)
 
 
+@pytest.mark.parametrize("features", [2, 4])
+def test_a_mask_of_sequences_with_statistics_for_each_step(features: int) -> None:
+    """It says which steps are there, whatever `axis` is, also where there are as many features."""
+    x = np.random.default_rng(8).normal(3, 2, (5, 4, features)).astype(np.float32)
+    x[2:, 3:] = 0
+    mine, keras_layer = BatchNormalization(axis=1), keras.layers.BatchNormalization(axis=1)
+    for layer in (mine, keras_layer):
+        layer.momentum = 0.0
+        keras.Sequential([keras.layers.Masking(), layer])(x, training=True)
+    np.testing.assert_allclose(mine.moving_mean, keras_layer.moving_mean, rtol=1e-5)
+    count = np.array([5, 5, 5, 2]) * features
+    expected = np.array(keras_layer.moving_variance) * count / (count - 1)
+    np.testing.assert_allclose(mine.moving_variance, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("scale", "center"), [(False, True), (True, False), (False, False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,14 @@ def test_a_bad_axis(axis: Any, message: str) -> None:
         BatchNormalization(axis=axis).build((None, None, 5, 3))
 
 
-def test_a_mask_of_a_wrong_rank() -> None:
-    message = (
-        r"`mask` must have the shape of the inputs without the channel axis. "
-        r"Received: mask of shape \(2, 3, 4\) for inputs of shape \(2, 3, 4\)"
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2,), (2, 5), (1, 4), (3, 3)])
+def test_a_mask_of_a_wrong_shape(shape: tuple[int, ...]) -> None:
+    message = re.escape(
+        "`mask` must have the shape of the inputs without the last axis, or without the channel "
+        f"axis. Received: mask of shape {shape} for inputs of shape (2, 3, 4)"
     )
     with pytest.raises(ValueError, match=message):
-        BatchNormalization()(tf.zeros([2, 3, 4]), training=True, mask=tf.ones([2, 3, 4], tf.bool))
+        BatchNormalization()(tf.zeros([2, 3, 4]), training=True, mask=tf.ones(shape, tf.bool))
 
 
 def test_a_changed_channel_size() -> None:

@@ -193,3 +193,13 @@ def test_every_replica_infers_with_the_one_agreed_value(
     restored.build((None, 1))
     tf.train.Checkpoint(layer=restored).restore(checkpoint).assert_consumed()
     assert float(restored.moving_variance[0]) == pytest.approx(5.0)
+
+
+def test_where_replicas_cannot_agree_that_is_said(strategy: tf.distribute.Strategy) -> None:
+    layer = build(strategy, (None, 3))
+    with pytest.raises(RuntimeError, match="not trained here, needs the moving statistics of all"):
+        on_replicas(
+            strategy,
+            lambda x: [tf.map_fn(lambda one: layer(one[None])[0], x)],
+            [np.ones([2, 3])] * 2,
+        )
