@@ -32,3 +32,24 @@ def test_a_masked_value_may_be_anything() -> None:
     mask = tf.constant([[True], [False], [True], [False]])
     statistics = moments(x, [0], mask)
     assert [float(value[0, 0]) for value in statistics] == [3.0, 4.0, 2.0]
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+def test_the_variance_of_a_constant_is_not_negative(jit: bool) -> None:
+    """The mean of a thousand 0.1 is not quite 0.1; with an epsilon of 0 there is a root of this."""
+    _, variance, _ = tf.function(lambda x: moments(x, [0]), jit_compile=jit)(
+        tf.fill([1000, 1], 0.1)
+    )
+    # The mean is off by some 2^-24 of 0.1, and the variance by the square of that.
+    assert 0 <= float(variance[0, 0]) < 1e-15
+
+
+def test_valid_values_are_counted_beyond_what_float32_can_add() -> None:
+    """Ones that the CPU adds in float32 come to 2^24 and no further, in sums for each channel."""
+    many = (1 << 24) + (1 << 20)
+
+    @tf.function
+    def count(mask: tf.Tensor) -> tf.Tensor:
+        return moments(tf.zeros([many, 2]), [0], mask)[2]
+
+    np.testing.assert_array_equal(count(tf.ones([many, 2], tf.bool)), [[many, many]])
