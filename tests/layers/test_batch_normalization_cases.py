@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bnzoo.layers import BatchNormalization
-from tests.layers.modes import MODES
+from tests.layers.modes import MODES, small
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -35,6 +35,33 @@ def test_case_3_one_value_per_channel(mode: str) -> None:
     np.testing.assert_allclose(tf.reshape(y, [2]), [0.5, -0.5], atol=1e-6)
     np.testing.assert_allclose(layer.moving_mean, [0.05, 0.05], rtol=1e-5)
     np.testing.assert_array_equal(layer.moving_variance, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("mode", ["graph", "small", "xla"])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_case_3_of_unknown_sizes(axis: int, mode: str) -> None:
+    """The values behind each statistic are counted as the graph runs."""
+    layer = BatchNormalization(axis=axis, momentum=0.5)
+    shape = [None, 2, None, None] if axis == 1 else [None, None, None, 2]
+    layer.build(shape)
+    step = tf.function(
+        lambda x: layer(x, training=True),
+        input_signature=[tf.TensorSpec(shape)],
+        jit_compile=mode == "xla",
+    )
+    if mode == "small":
+        step = small(step)
+    rng = np.random.default_rng(3)
+    for others in ([1, 1, 1], [3, 2, 4], [2, 1, 1]):
+        x = rng.normal(3, 2, [*others, 2]).astype("float32")
+        mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
+        step(tf.constant(np.moveaxis(x, -1, axis)))
+        values = x.reshape(-1, 2).astype("float64")
+        mean = (mean + values.mean(0)) / 2
+        if len(values) > 1:
+            variance = (variance + values.var(0, ddof=1)) / 2
+        np.testing.assert_allclose(layer.moving_mean, mean, rtol=1e-5)
+        np.testing.assert_allclose(layer.moving_variance, variance, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
