@@ -18,8 +18,22 @@ PRELUDE = """
 import json, os, signal, sys, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 name = f"{task['type']}_{task['index']}"
-with open(os.path.join(os.environ["FOUND"], f"{name}.{os.getpid()}"), "w"):
+found = os.environ["FOUND"]
+with open(os.path.join(found, f"{name}.{os.getpid()}"), "w"):
     pass
+
+def ready():
+    with open(os.path.join(found, "..", f"ready_{name}"), "w"):
+        pass
+
+def until(holds):
+    deadline = time.monotonic() + 50
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+def wait_for(*names):
+    until(lambda: all(os.path.exists(os.path.join(found, "..", f"ready_{one}")) for one in names))
 """
 
 
@@ -60,7 +74,7 @@ class Launcher:
     def wait_for(self, count: int) -> None:
         self.until(lambda: len(self.pids()) == count)
 
-    def until(self, holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    def until(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline
@@ -92,9 +106,10 @@ def test_each_process_gets_its_tf_config(launcher: Launcher) -> None:
     code, lines, err = launcher.run(
         """
 print(os.environ["TF_CONFIG"])
+ready()
 if task["type"] == "ps" or task["type"] == "worker":
     time.sleep(60)  # As servers do, they do not end by themselves.
-time.sleep(0.5)
+wait_for("ps_0", "worker_0", "worker_1")
 """,
         "--workers=2",
         "--ps=1",
@@ -123,8 +138,12 @@ def test_without_parameter_servers_all_workers_must_be_done(launcher: Launcher) 
     code, lines, err = launcher.run(
         """
 assert set(json.loads(os.environ["TF_CONFIG"])["cluster"]) == {"worker"}
-# The leading one is not waited for alone.
-time.sleep(0.4 * task["index"])
+def leader_is_gone():
+    pids = [one.partition(".")[2] for one in os.listdir(found) if one.startswith("worker_0.")]
+    return pids and not os.path.exists(f"/proc/{pids[0]}")
+# The leading one is not waited for alone: the launcher knows of its end, and goes on.
+if task["index"] == 1:
+    until(leader_is_gone)
 print("done", task["index"])
 sys.stderr.write("no end of line")
 """,
@@ -197,12 +216,13 @@ def test_a_process_that_does_not_heed_sigterm_is_killed(launcher: Launcher) -> N
         """
 signal.signal(signal.SIGTERM, lambda *_: print("not yet"))
 if task["index"] == 1:
-    time.sleep(0.5)
+    wait_for("worker_0")
     sys.exit(3)
+ready()
 while True:
     time.sleep(1)
 """,
-        "--grace=0.5",
+        "--grace=2",
     )
     assert (code, lines) == (3, ["worker 0 | not yet"])
     assert launcher.left() == []
@@ -222,7 +242,8 @@ sys.exit(5)
     )
     assert code == 5
     assert len(launcher.pids()) == 2
-    assert launcher.left() == []
+    # It is not the launcher's own child, so the launcher cannot wait until it is gone.
+    launcher.until(lambda: not launcher.left(), seconds=30)
 
 
 WAITS = """

@@ -5,8 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import pytest
+
+from training import rendezvous
 from training.cluster import Task
 from training.command_line import BadFlags, RunFailed
 from training.rendezvous import meet
@@ -14,6 +18,42 @@ from training.rendezvous import meet
 from .processes import free_addresses
 
 SAME = {"flag": {"seed": 1, "strategy": "multi_worker"}, "version": {"bnzoo": "0.1.0"}}
+
+
+class Calls:
+    """Keeps who has asked whom, and is a clock that stands until those have who must.
+
+    Attributes:
+        answered: (who asked, who answered).
+        vain: (who asked, who did not answer).
+        needed: of `answered`, what the clock waits for; then it is 2 s later.
+    """
+
+    def __init__(self, needed: Iterable[tuple[str, str]] = ()) -> None:
+        self.answered: set[tuple[str, str]] = set()
+        self.vain: set[tuple[str, str]] = set()
+        self.needed = set(needed)
+        self.sleep = time.sleep
+        self._ask = rendezvous._ask
+
+    def ask(self, address: str, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            facts = self._ask(address, name, own)
+        except (OSError, ValueError):
+            self.vain.add((own["name"], name))
+            raise
+        self.answered.add((own["name"], name))
+        return facts
+
+    def monotonic(self) -> float:
+        return 2.0 if self.needed <= self.answered else 0.0
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 50
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def tasks(count: int) -> list[Task]:
@@ -35,25 +75,27 @@ def outcomes(*calls: Callable[[], None]) -> list[Exception | None]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
     return found
 
 
-def test_all_meet_and_leave_their_ports_free() -> None:
+def test_all_meet_and_leave_their_ports_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """One comes late, and somebody else knocks."""
     found = tasks(3)
+    calls = Calls()
+    monkeypatch.setattr(rendezvous, "_ask", calls.ask)
 
     def late() -> None:
-        time.sleep(0.7)
+        until(lambda: {("worker 0", "worker 2"), ("worker 1", "worker 2")} <= calls.vain)
         host, _, port = found[0].address.partition(":")
         for said in (b"GET / HTTP/1.1\r\n\r\nno JSON\n", b"[]\n", b'{"name": []}\n'):
             with socket.create_connection((host, int(port))) as stranger:
                 stranger.sendall(said)
-        meet(found[2], SAME, 10)
+        meet(found[2], SAME, 50)
 
     assert (
-        outcomes(lambda: meet(found[0], SAME, 10), lambda: meet(found[1], SAME, 10), late)
+        outcomes(lambda: meet(found[0], SAME, 50), lambda: meet(found[1], SAME, 50), late)
         == [None] * 3
     )
     for task in found:
@@ -65,7 +107,7 @@ def test_all_meet_and_leave_their_ports_free() -> None:
 def test_differences_are_named_in_each_process() -> None:
     found = tasks(2)
     other = {"flag": {**SAME["flag"], "seed": 2}, "version": {"bnzoo": "0.2.0"}}
-    errors = outcomes(lambda: meet(found[0], SAME, 20), lambda: meet(found[1], other, 20))
+    errors = outcomes(lambda: meet(found[0], SAME, 50), lambda: meet(found[1], other, 50))
     for error in errors:
         assert isinstance(error, BadFlags)
         assert str(error) == (
@@ -74,11 +116,13 @@ def test_differences_are_named_in_each_process() -> None:
         )
 
 
-def test_a_dead_address_is_named_after_the_time() -> None:
+def test_a_dead_address_is_named_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tasks(3)
-    start = time.monotonic()
+    # The time begins to pass when the two that are there know each other.
+    calls = Calls({("worker 0", "worker 1"), ("worker 1", "worker 0")})
+    monkeypatch.setattr(rendezvous, "_ask", calls.ask)
+    monkeypatch.setattr(rendezvous, "time", calls)
     errors = outcomes(lambda: meet(found[0], SAME, 1), lambda: meet(found[1], SAME, 1))
-    assert time.monotonic() - start < 10
     for error in errors:
         assert isinstance(error, RunFailed)
         assert str(error).startswith(
