@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ COLUMNS = (
     "eval_accuracy",
     "eval_top5_accuracy",
 )
+# The number of a step, then numbers or nothing.
+_ROW = re.compile(rf"[0-9]+(,[-+.0-9a-z]*){{{len(COLUMNS) - 1}}}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,21 +143,21 @@ class MetricsFile:
     Args:
         path: of the file.
         last_step: the step that the run goes on from; 0 starts a new file.
+
+    Raises:
+        RunFailed: what is there cannot be read, or it cannot be written.
     """
 
     def __init__(self, path: str, last_step: int) -> None:
-        rows: list[list[str]] = []
-        if last_step and os.path.exists(path):
-            with open(path, newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.reader(file) if len(row) == len(COLUMNS)]
-        kept = [row for row in rows if row[0].isdigit() and int(row[0]) <= last_step]
+        kept = [row for row in _rows(path) if int(row[0]) <= last_step] if last_step else []
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(kept)
         write_text(path, text.getvalue())
         self._path = path
-        self._file = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115
+        with writing(path):
+            self._file = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115
         self._writer = csv.writer(self._file, lineterminator="\n")
 
     def write(self, row: Mapping[str, float | int]) -> None:
@@ -172,6 +175,25 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _rows(path: str) -> list[list[str]]:
+    """The whole rows of the file, none if there is no file.
+
+    The last one may be torn, where a process was killed. Others are damaged if the machine went
+    down, or somebody wrote there; that they are left out is told.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read().split("\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunFailed(f"{path} cannot be read: {error.strerror}") from error
+    rows = [line.split(",") for line in lines if _ROW.fullmatch(line)]
+    if damaged := len(lines[1:-1]) - len(rows):
+        print(f"{path}: {damaged} damaged lines are left out", flush=True)
+    return rows
 
 
 def _text(value: float | int) -> str:

@@ -96,6 +96,41 @@ def test_metrics_file_goes_on_without_a_gap_or_a_repeat(tmp_path: Path) -> None:
     assert lines[1] == "10,1,0.333333,,,,,,"
 
 
+@pytest.mark.parametrize("bad", [b"\xff\xfe", bytes(8), b'"', b"20,"])
+def test_a_damaged_row_is_left_out_and_told(
+    bad: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.csv"
+    write(path, 0, [10, 20, 30])
+    assert capsys.readouterr().out == ""
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join((*whole[:2], whole[2].replace(b"0.33", bad), whole[3])))
+    write(path, 30, [40])
+    assert [line.split(",")[0] for line in path.read_text().splitlines()[1:]] == ["10", "30", "40"]
+    assert capsys.readouterr().out == f"{path}: 1 damaged lines are left out\n"
+
+
+def test_values_that_are_no_numbers_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.csv"
+    file = MetricsFile(str(path), 0)
+    figures = (7, 0.25, np.float64("inf"), float("nan"), 1e-12, -1e30, np.float32(-np.inf), 0.0, 1)
+    file.write(dict(zip(COLUMNS, figures, strict=True)))
+    file.close()
+    before = path.read_text()
+    write(path, 7, [])
+    assert path.read_text() == before
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("last_step", [0, 10])
+def test_a_folder_in_its_place_is_one_line(last_step: int, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").mkdir()
+    with pytest.raises(RunFailed, match=r"metrics\.csv cannot be (read|written): Is a directory"):
+        MetricsFile(str(tmp_path / "metrics.csv"), last_step)
+
+
 def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     write(path, 0, [10])
