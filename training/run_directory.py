@@ -90,6 +90,9 @@ def check_run_dir(run_dir: str, settings: Settings, overwrite: bool) -> None:
         run_dir: the folder of the run.
         settings: those of the run that is to be in it.
         overwrite: whether a run that is there may be deleted.
+
+    Raises:
+        RunFailed: what is there cannot be read.
     """
     if found := sorted(_OF_PATTERNS & set(run_dir)):
         raise BadFlags(
@@ -101,8 +104,12 @@ def check_run_dir(run_dir: str, settings: Settings, overwrite: bool) -> None:
         return
     if not os.path.isdir(run_dir):
         raise BadFlags(f"--run_dir must be a folder. Received: --run_dir={run_dir}, a file")
-    if not os.path.exists(os.path.join(run_dir, CONFIG)):
-        if any(not name.startswith(PARTIAL) for name in os.listdir(run_dir)):
+    try:
+        names = os.listdir(run_dir)
+    except OSError as error:
+        raise RunFailed(f"{run_dir} cannot be read: {error.strerror}") from error
+    if CONFIG not in names:
+        if any(not name.startswith(PARTIAL) for name in names):
             raise BadFlags(
                 f"--run_dir must be new, empty or the folder of a run. "
                 f"Received: --run_dir={run_dir}, which has no {CONFIG}"

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
+from .command_line import RunFailed
 from .failures import reason
-from .run_directory import cannot_write, make, write_aside
+from .run_directory import cannot_write, make, write_aside, writing
 
 _EVENTS = "events.out.tfevents."
 _VERSION = "brain.Event:2"
@@ -32,13 +33,15 @@ class Summaries:
         last_step: the step that the run goes on from; 0 for its start.
 
     Raises:
-        RunFailed: it cannot be written.
+        RunFailed: it cannot be written, or what is there cannot be read.
     """
 
     def __init__(self, folder: str, last_step: int) -> None:
         make(folder)
         self._path = _new_path(folder)
-        for name in sorted(os.listdir(folder)):
+        with writing(folder):
+            names = sorted(os.listdir(folder))
+        for name in names:
             if name.startswith(_EVENTS):
                 _cut(os.path.join(folder, name), last_step)
         with self._writing():
@@ -111,14 +114,24 @@ def _new_path(folder: str) -> str:
 
 def _cut(path: str, last_step: int) -> None:
     """Takes what is later than `last_step` out of a file, and what was not finished."""
-    kept = [event for event in read_events(path) if event.step <= last_step]
+    try:
+        kept = [event for event in read_events(path) if event.step <= last_step]
+    except tf.errors.OpError as error:
+        raise RunFailed(
+            f"{path} cannot be read: {reason(error)}. Once it is deleted, which loses what "
+            "TensorBoard shows of that time, the same command goes on"
+        ) from error
     if not any(event.HasField("summary") for event in kept):
-        os.remove(path)
+        with writing(path):
+            os.remove(path)
         return
 
     def write(partial: str) -> None:
-        with tf.io.TFRecordWriter(partial) as writer:
-            for event in kept:
-                writer.write(event.SerializeToString())
+        try:
+            with tf.io.TFRecordWriter(partial) as writer:
+                for event in kept:
+                    writer.write(event.SerializeToString())
+        except tf.errors.OpError as error:
+            raise OSError(reason(error)) from error  # What `write_aside` tidies up after.
 
     write_aside(path, write)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +59,14 @@ def image_folder(root: Path, counts: dict[str, dict[str, int]], size: int = 12) 
                 pixels = random.integers(level, level + 10, (size, size + 3, 3)).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     return root
+
+
+@contextlib.contextmanager
+def disk_full_at(size: int) -> Iterator[None]:
+    """Lets the system refuse to write a file beyond `size` bytes, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

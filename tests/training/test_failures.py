@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +19,10 @@ from training.finish import write_model
 from training.metrics import MetricsFile
 from training.networks import build_model
 
-from .helpers import image_folder, read_metrics, settings, train_argv
+from .helpers import disk_full_at, image_folder, read_metrics, settings, train_argv
 
 RGB = Preprocessing(image_size=(8, 8))
 COUNTS = {"train": {"a": 6, "b": 6}, "test": {"a": 3, "b": 2}}
-
-
-@contextlib.contextmanager
-def disk_full_at(size: int) -> Iterator[None]:
-    """Lets the system refuse to write a file beyond `size` bytes, as it does on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def damage(path: Path, how: str) -> Path:

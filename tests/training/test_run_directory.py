@@ -65,6 +65,18 @@ def test_other_folders_are_never_touched(overwrite: bool, tmp_path: Path) -> Non
         check_run_dir(str(tmp_path / "thesis.tex"), settings(), overwrite)
 
 
+def test_a_folder_that_is_not_ours_to_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(RunFailed) as caught:
+        check_run_dir(str(tmp_path), settings(), overwrite=False)
+    assert str(caught.value) == f"{tmp_path} cannot be read: Permission denied"
+
+
 def test_new_and_empty_folders_are_fit(tmp_path: Path) -> None:
     check_run_dir(str(tmp_path / "new"), settings(), overwrite=False)
     check_run_dir(str(tmp_path), settings(), overwrite=False)

@@ -12,6 +12,8 @@ import tensorflow as tf
 from training.command_line import RunFailed
 from training.summaries import Summaries, read_events
 
+from .helpers import disk_full_at
+
 
 def points(folder: Path) -> list[tuple[int, str, float]]:
     """Step, name and value of all scalars, in the order of the files' names and their records."""
@@ -116,3 +118,31 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         Summaries(str(tmp_path / "tensorboard"), 0)
     with pytest.raises(RunFailed, match=r"cannot be written: "):
         Summaries("/dev/full/tensorboard", 0)
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.1.host.1").mkdir()
+    with pytest.raises(RunFailed) as caught:
+        Summaries(str(tmp_path), 10)
+    told = str(caught.value)
+    assert told.startswith(f"{tmp_path}/events.out.tfevents.1.host.1 cannot be read: ")
+    assert told.endswith(" the same command goes on")
+    assert "\n" not in told
+
+
+def test_a_full_disk_leaves_the_files_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summaries = begin(tmp_path, 0, monkeypatch, 1)
+    for step in range(200):
+        summaries.write(step, {"loss": step})
+    summaries.close()
+    (path,) = tmp_path.iterdir()
+    before = path.read_bytes()
+    with (
+        disk_full_at(2000),
+        pytest.raises(RunFailed, match=r"\.1 cannot be written: .*File too large"),
+    ):
+        begin(tmp_path, 150, monkeypatch, 2)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == before
