@@ -14,9 +14,15 @@ def is_whole(value: Any) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether `value` is a finite real number, NumPy's included; True and False are none."""
+    """Whether `value` is a finite real number, NumPy's included; True and False are none.
+
+    Nor are numbers that no float holds.
+    """
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)
+    try:
+        return is_real and math.isfinite(value)
+    except OverflowError:  # A whole number or a fraction beyond any float.
+        return False
 
 
 def check_whole(argument: str, value: Any, low: int = 1, *, or_none: bool = False) -> None:

@@ -33,6 +33,7 @@ def test_what_is_a_number() -> None:
     assert not any(is_whole(value) or is_finite(value) for value in NEITHER)
     assert not any(is_whole(value) for value in [0.5, 1.0, np.float32(2)])
     assert not any(is_finite(value) for value in [float("nan"), float("inf"), -np.float32("inf")])
+    assert not any(is_finite(value) for value in [10**400, Fraction(10**400)])
 
 
 @pytest.mark.parametrize("value", [*NEITHER, float("nan"), float("inf"), -1])
