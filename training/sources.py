@@ -162,7 +162,7 @@ def folder(root: str) -> Source:
             members = os.path.join(root, split, label)
             files.setdefault(split, []).extend(
                 (os.path.join(members, name), label)
-                for name in sorted(os.listdir(members))
+                for name in sorted(entry.name for entry in _entries(members))
                 if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
             )
     files = {split: found for split, found in files.items() if found}
@@ -175,7 +175,8 @@ def folder(root: str) -> Source:
     numbers = {label: number for number, label in enumerate(labels)}
 
     def open_split(found: Sequence[tuple[str, str]]) -> Split:
-        paths = tf.constant([path for path, _ in found])
+        # As the bytes that they are on the disk: some names of files are no UTF-8.
+        paths = tf.constant([os.fsencode(path) for path, _ in found])
         classes = tf.constant([numbers[label] for _, label in found], tf.int64)
 
         def read(index: tf.Tensor, preprocessing: Preprocessing) -> tuple[tf.Tensor, tf.Tensor]:
@@ -205,6 +206,15 @@ def _check_class_name(name: str, parent: str) -> None:
 def _subfolders(parent: str) -> list[str]:
     return sorted(
         entry.name
-        for entry in os.scandir(parent)
+        for entry in _entries(parent)
         if entry.is_dir() and not entry.name.startswith(".")
     )
+
+
+def _entries(parent: str) -> list[os.DirEntry[str]]:
+    """What lies in the folder `parent`."""
+    try:
+        with os.scandir(parent) as entries:
+            return list(entries)
+    except OSError as error:
+        raise RunFailed(f"the folder {parent} cannot be read: {error.strerror}") from error

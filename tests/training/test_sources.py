@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,35 @@ def test_names_that_labels_txt_cannot_hold_are_refused(name: bytes, tmp_path: Pa
     with pytest.raises(RunFailed, match="must be renamed: the name of a class must be") as caught:
         sources.folder(str(tmp_path))
     assert str(caught.value).startswith(f"the folder {name!r} in {tmp_path}/train must")
+
+
+@pytest.mark.parametrize("unreadable", ["", "train", "train/b"])
+def test_a_folder_that_cannot_be_read_is_named(
+    unreadable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_folder(tmp_path, {"train": {"a": 1, "b": 1}})
+    scandir = os.scandir
+
+    def refused(path: str) -> Iterator[os.DirEntry[str]]:
+        # Permissions do not stop root.
+        if Path(path) == tmp_path / unreadable:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(RunFailed) as caught:
+        sources.folder(str(tmp_path))
+    folder = str(tmp_path / unreadable)
+    assert str(caught.value) == f"the folder {folder} cannot be read: Permission denied"
+
+
+def test_names_of_files_need_not_be_utf_8(tmp_path: Path) -> None:
+    image_folder(tmp_path, {"train": {"a": 2}})
+    folder = os.fsencode(tmp_path / "train" / "a")
+    os.rename(folder + b"/0.png", folder + b"/caf\xe9.png")
+    split = sources.folder(str(tmp_path)).open_split("train")
+    assert len(read_all(split, RGB)[0]) == 2
+    assert os.fsencode(split.locate(1)) == folder + b"/caf\xe9.png"
 
 
 def test_folder_takes_many_kinds_of_files(tmp_path: Path) -> None:
