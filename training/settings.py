@@ -74,7 +74,9 @@ class Settings:
 
         It may be told to do more steps, and be watched in another way.
         """
-        free = {*WATCHING, *(["steps"] if self.steps > begun.get("steps", math.inf) else [])}
+        steps = begun.get("steps")
+        more = isinstance(steps, int) and self.steps > steps
+        free = {*WATCHING, *(["steps"] if more else [])}
         same = {name: value for name, value in dataclasses.asdict(self).items() if name in free}
         return self.differences({**begun, **same})
 
@@ -284,7 +286,14 @@ def _model_arguments(pairs: Sequence[str], problems: list[str]) -> dict[str, Any
         if not equals or not name.strip().isidentifier():
             problems.append(f"--model_args must be name=value,name=value. Received: {pair}")
             continue
-        arguments[name.strip()] = _literal(text.strip())
+        value = _literal(text.strip())
+        if not _is_plain(value):
+            problems.append(
+                "--model_args must have values that are numbers, words, True, False, None or lists "
+                f"of these. Received: {pair}"
+            )
+            continue
+        arguments[name.strip()] = value
     return arguments
 
 
@@ -295,6 +304,15 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+    except (TypeError, MemoryError, RecursionError):
+        return ...  # Such as {[]: 1}, and more signs in a row than Python reads.
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether config.json can hold `value`, an argument of a network."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _check_model_arguments(model: str, arguments: Mapping[str, Any], problems: list[str]) -> None:

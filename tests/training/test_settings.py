@@ -103,6 +103,13 @@ BAD = [
         ["--recipe=bn_x5", "--model_args=width"],
         "--model_args must be name=value,name=value. Received: width",
     ),
+    *(
+        (
+            ["--model=mnist_mlp", f"--model_args=batch_norm={value}"],
+            f"--model_args must have values that are .* Received: batch_norm={re.escape(value)}",
+        )
+        for value in ("{1}", "b'x'", "{1:2}", "{[]:1}", "...", "1j", "[{1}]", "-" * 9000 + "1")
+    ),
     (
         ["--recipe=bn_x5", "--model_args=width=2"],
         "--model_args must name arguments of bn_inception: .*width_multiplier.* Received: width",
@@ -110,7 +117,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("argv", "message"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
+@pytest.mark.parametrize(("argv", "message"), BAD, ids=[" ".join(argv)[:60] for argv, _ in BAD])
 def test_bad_flag(argv: list[str], message: str) -> None:
     with pytest.raises(BadFlags, match=message) as caught:
         resolve(given(*argv))
@@ -233,6 +240,12 @@ def test_a_schedule_of_ones_own() -> None:
         )
     )
     assert (found.decay_rate, found.boundaries) == (0.5, (1.0, 2.5))
+
+
+@pytest.mark.parametrize("steps", ["10", None, [], {}])
+def test_steps_of_a_damaged_config_are_a_conflict(steps: object) -> None:
+    begun = {**json.loads(json.dumps(dataclasses.asdict(settings()))), "steps": steps}
+    assert settings("--steps=9").conflicts(begun) == [f"--steps (there {steps}, now 9)"]
 
 
 def test_conflicts_leave_out_more_steps_and_what_is_watched() -> None:
