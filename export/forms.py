@@ -13,7 +13,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bnzoo.surgery.graph import Graph, is_walkable, read_graphs
+from bnzoo.surgery.graph import (
+    Graph,
+    hidden_layers,
+    inner_layer,
+    is_walkable,
+    layers_in,
+    read_graphs,
+    unwrap,
+)
 from bnzoo.surgery.rebuild import copy_layer, copy_state, rebuild
 
 VARIABLES = "variables"
@@ -111,19 +119,56 @@ def in_precision(network: keras.Model, precision: str) -> keras.Model:
     if precision == "float32":
         return network
     graphs = read_graphs(network)
-    kept = {id(layer) for graph in graphs for layer in _output_layers(graph)}
+    kept = {id(unwrap(layer)) for graph in graphs for layer in _output_layers(graph)}
 
     def lowered(layer: keras.Layer) -> bool:
         return id(layer) not in kept and not isinstance(layer, keras.layers.BatchNormalization)
 
+    return _with_policy(graphs, precision, lowered)
+
+
+def in_float32(network: keras.Model) -> keras.Model:
+    """The network with each layer that computes in another floating type in float32.
+
+    Args:
+        network: a functional or Sequential network. It is left as it is, and returned itself if
+            there is no such layer.
+
+    Raises:
+        ValueError: a layer cannot be copied.
+    """
+    graphs = read_graphs(network)
+
+    def other(layer: keras.Layer) -> bool:
+        layers = [layer, *hidden_layers(layer)]
+        return any(one.compute_dtype in ("float16", "bfloat16", "float64") for one in layers)
+
+    if not any(other(layer) for layer, _ in layers_in(graphs)):
+        return network
+    return _with_policy(graphs, "float32", other)
+
+
+def _with_policy(
+    graphs: list[Graph], policy: str, changed: Callable[[keras.Layer], bool]
+) -> keras.Model:
+    """A copy of a network in which the layers that are `changed` have this policy."""
     copy, pairs = rebuild(
         graphs,
-        lambda layer: copy_layer(layer, dtype=precision) if lowered(layer) else copy_layer(layer),
+        lambda layer: copy_layer(layer, dtype=policy) if changed(layer) else copy_layer(layer),
     )
     for old, new in pairs:
-        if lowered(old):
-            new.dtype_policy = keras.DTypePolicy(precision)
+        if changed(old):
+            for layer in (new, *hidden_layers(new)):
+                layer.dtype_policy = keras.DTypePolicy(policy)
         copy_state(old, new)
+    made = {id(new) for old, new in pairs if changed(old)}
+    for call in (call for graph in read_graphs(copy) for call in graph.calls):
+        # A wrapper casts to its own type what the layer inside gets.
+        layer = call.operation
+        while (inner := inner_layer(layer)) is not None:
+            if id(unwrap(layer)) in made:
+                layer.dtype_policy = keras.DTypePolicy(policy)
+            layer = inner
     return copy
 
 

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from .errors import ExportFailed
+from .forms import CONSTANTS, build_form, in_float32
 
 FOLDER = Path("assets.extra")
 # The newest that tf2onnx 1.17 writes.
@@ -43,6 +45,20 @@ class Runtime:
     run: Callable[[bytes, Inputs], Answers]
 
 
+def float32_form(network: keras.Model) -> tf.types.experimental.ConcreteFunction:
+    """What the files are made of: the weights as constants, and all of it in float32, as the
+    runtimes lack most operations in other types.
+
+    Raises:
+        ExportFailed: a layer of another type cannot be copied.
+    """
+    try:
+        return build_form(in_float32(network), CONSTANTS)
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ExportFailed(f"the network cannot be had in float32: {reason}") from error
+
+
 def write(
     runtime: Runtime, form: tf.types.experimental.ConcreteFunction, folder: Path
 ) -> Callable[[Inputs], Answers]:
@@ -50,7 +66,7 @@ def write(
 
     Args:
         runtime: one of `RUNTIMES`.
-        form: what `forms.build_form` made, with constants, in float32.
+        form: what `float32_form` made.
         folder: a SavedModel.
 
     Returns:

@@ -18,7 +18,7 @@ from . import other_runtimes, provenance
 from .crops import refused_crops
 from .errors import ExportFailed
 from .first_difference import first_difference
-from .forms import CONSTANTS, build_form, in_precision
+from .forms import in_precision
 from .other_runtimes import RUNTIMES
 from .reproducible import make_reproducible
 from .served import check_kind, check_labels, served_network, top_of
@@ -99,7 +99,7 @@ def _run_export(settings: Settings) -> Path:
         for name, comparison in found.items():
             checks.judge(name, comparison, settings.precision)
         if settings.runtimes():
-            form = build_form(folded, CONSTANTS)
+            form = other_runtimes.float32_form(folded)
             for name in settings.runtimes():
                 run = other_runtimes.write(RUNTIMES[name], form, aside.folder)
                 found[name] = compared(run(examples.inputs), expected)
