@@ -10,9 +10,9 @@ import tensorflow as tf
 from bnzoo.preprocessing import Preprocessing
 
 from . import augment, sources
-from .command_line import RunFailed
+from .command_line import BadFlags, RunFailed
 from .recipes import RECIPES
-from .settings import DIGITS, FOLDER, SMALL_IMAGE, Settings
+from .settings import DIGITS, FOLDER, LARGEST_BATCH, SMALL_IMAGE, Settings
 from .sources import Source, Split
 
 # Mirrored or shifted characters are others, or none.
@@ -212,7 +212,15 @@ def evaluation_batches(
     Returns:
         A data set of images, float32 [rows, height, width, channels]; labels, int64; and a mask,
         float32, that is 0 for what fills the last batch up.
+
+    Raises:
+        BadFlags: the batch has more rows than TensorFlow can count.
     """
+    if batch_size > LARGEST_BATCH:
+        raise BadFlags(
+            f"--batch_size must be a whole number in [1, {LARGEST_BATCH}]. "
+            f"Received: --batch_size={batch_size}"
+        )
     rows = batch_size if part is None else part.rows
 
     def fill(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -25,6 +25,8 @@ DIGITS = "digits"
 FOLDER = "folder:"
 # The stem that the Inception networks get for images up to this many pixels a side.
 SMALL_IMAGE = 64
+# TensorFlow's limit: shapes are of 32 bits.
+LARGEST_BATCH = 2**31 - 1
 
 _TFDS_NAME = re.compile(r"[a-z0-9_]+(:[a-z0-9_]+)?(/[\w.\-]+)*(:\d+\.\d+\.\d+)?", re.IGNORECASE)
 
@@ -94,6 +96,8 @@ class Settings:
 
 # The rule of each flag that has one, and when it holds; None, "the default", always passes.
 _WHOLE = "a whole number of at least {}"
+# Of float32, with which the steps compute: what is more would be infinite there.
+_MOST = 3.4e38
 _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     # NumPy's limit, which Keras seeds too.
     "seed": ("a whole number in [0, 4294967295]", lambda value: 0 <= value < 2**32),
@@ -101,17 +105,19 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "evaluate_every": (_WHOLE.format(1), lambda value: value >= 1),
     "log_every": (_WHOLE.format(1), lambda value: value >= 1),
     "image_size": (_WHOLE.format(1), lambda value: value >= 1),
-    # TensorFlow's limit: shapes are of 32 bits.
-    "batch_size": ("a whole number in [1, 2147483647]", lambda value: 1 <= value < 2**31),
+    "batch_size": (
+        f"a whole number in [1, {LARGEST_BATCH}]",
+        lambda value: 1 <= value <= LARGEST_BATCH,
+    ),
     "steps": (_WHOLE.format(1), lambda value: value >= 1),
     "population_batches": (_WHOLE.format(0), lambda value: value >= 0),
-    "learning_rate": ("a positive number", lambda value: 0 < value < math.inf),
+    "learning_rate": (f"a positive number up to {_MOST:g}", lambda value: 0 < value <= _MOST),
     "momentum": ("a number in [0, 1)", lambda value: 0 <= value < 1),
-    "weight_decay": ("a number of at least 0", lambda value: 0 <= value < math.inf),
+    "weight_decay": (f"a number of at least 0, up to {_MOST:g}", lambda value: 0 <= value <= _MOST),
     "decay_rate": ("a number in (0, 1]", lambda value: 0 < value <= 1),
     "decay_epochs": ("a positive number", lambda value: 0 < value < math.inf),
     "photometric": ("a number in [0, 1)", lambda value: 0 <= value < 1),
-    "clip_norm": ("a positive number", lambda value: 0 < value < math.inf),
+    "clip_norm": (f"a positive number up to {_MOST:g}", lambda value: 0 < value <= _MOST),
     "polyak": ("a number in (0, 1)", lambda value: 0 < value < 1),
     "precision": (f"one of {', '.join(PRECISIONS)}", PRECISIONS.__contains__),
     "learning_rate_schedule": (f"one of {', '.join(SCHEDULES)}", SCHEDULES.__contains__),

@@ -115,6 +115,7 @@ def test_damaged_run_is_one_line(
         (["a", "b"], 2, "one run directory must be given. Received: a b"),
         (["{empty}"], 2, "is not the folder of a run: it has no config.json"),
         (["{run}", "--batch_size=0"], 2, "--batch_size must be a whole number of at least 1"),
+        (["{run}", f"--batch_size={10**20}"], 2, "--batch_size must be a whole number in [1, 2147"),
         (["{run}", "--dataset=?"], 2, "--dataset must be digits, the name of"),
         (["{run}", "--eval_split=dev"], 2, "the split must be one of train, test. Received: dev"),
         (["{unfinished}"], 1, "has no model.keras yet: its training is not finished"),

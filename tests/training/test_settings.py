@@ -43,6 +43,10 @@ BAD = [
     (["--recipe=bn_x5", "--learning_rate=0"], "--learning_rate must be a positive number"),
     (["--recipe=bn_x5", "--learning_rate=nan"], "--learning_rate must be a positive number"),
     (["--recipe=bn_x5", "--learning_rate=inf"], "--learning_rate must be a positive number"),
+    *(
+        (["--recipe=bn_x5", f"--{name}=1e300"], rf"--{name} must be .* up to 3\.4e\+38\. Received")
+        for name in ("learning_rate", "weight_decay", "clip_norm")
+    ),
     (["--recipe=bn_x5", "--momentum=1"], r"--momentum must be a number in \[0, 1\). Received"),
     (["--recipe=bn_x5", "--weight_decay=-1e-4"], "--weight_decay must be a number of at least 0"),
     (["--recipe=bn_x5", "--decay_rate=1.5"], r"--decay_rate must be a number in \(0, 1\]"),
@@ -53,7 +57,7 @@ BAD = [
         "--precision must be one of float32, mixed_bfloat16",
     ),
     (["--recipe=bn_x5", "--augmentation=flip"], "--augmentation must be one of none, shift, crop"),
-    (["--recipe=bn_x5", "--clip_norm=0"], "--clip_norm must be a positive number. Received"),
+    (["--recipe=bn_x5", "--clip_norm=0"], "--clip_norm must be a positive number up to 3.4e"),
     (["--recipe=bn_x5", "--polyak=1"], r"--polyak must be a number in \(0, 1\). Received"),
     (
         ["--recipe=bn_x5", "--polyak=0.99", "--population_batches=0"],
