@@ -6,6 +6,8 @@ import os
 import sys
 import zipfile
 from collections.abc import Sequence
+from types import UnionType
+from typing import Any
 
 from absl import flags
 
@@ -26,6 +28,14 @@ FLAGS: FlagGroups = {
         *DATA_FLAGS,
         Flag("batch_size", "integer", "Examples in a batch. Default: the training's."),
     )
+}
+
+# Of a run's flags, those that an evaluation starts from, and their types.
+_NEEDED: dict[str, type | UnionType] = {
+    "dataset": str,
+    "data_dir": str | None,
+    "eval_split": str | None,
+    "batch_size": int,
 }
 
 
@@ -52,7 +62,7 @@ def _command(values: flags.FlagValues, arguments: list[str]) -> None:
     if problems:
         raise BadFlags(*problems)
     run_dir = arguments[0]
-    trained_with = run_directory.read_config(run_dir)["flags"]
+    trained_with = _trained_with(run_dir)
     if not os.path.exists(os.path.join(run_dir, run_directory.MODEL)):
         raise RunFailed(f"{run_dir} has no {run_directory.MODEL} yet: its training is not finished")
     step, steps = run_directory.saved_step(run_dir), trained_with.get("steps")
@@ -70,6 +80,18 @@ def _command(values: flags.FlagValues, arguments: list[str]) -> None:
         eval_split=values.eval_split or (trained_with["eval_split"] if same_data else None),
         batch_size=values.batch_size or trained_with["batch_size"],
     )
+
+
+def _trained_with(run_dir: str) -> dict[str, Any]:
+    """The flags of the run, of which those that are needed here are what they have to be."""
+    trained_with = run_directory.read_config(run_dir)["flags"]
+    for name, kind in _NEEDED.items():
+        if not isinstance(value := trained_with.get(name, NotImplemented), kind):
+            found = "is missing" if value is NotImplemented else f"is {value!r}"
+            raise RunFailed(
+                f"{os.path.join(run_dir, run_directory.CONFIG)} is damaged: its flag {name} {found}"
+            )
+    return trained_with
 
 
 def evaluate(
@@ -110,6 +132,15 @@ def evaluate(
             f"{path} cannot be loaded: {first_line(error).rstrip('.')}. If it is damaged, the "
             "command that trained it makes it again"
         ) from error
+    images = (None, *preprocessing.image_size, preprocessing.channels)
+    shape = tuple(model.input_shape)
+    if len(shape) != len(images) or any(
+        has not in (None, given) for has, given in zip(shape, images, strict=True)
+    ):
+        raise RunFailed(
+            f"{run_dir} is damaged: its {run_directory.MODEL} takes images {shape}, but its "
+            f"{run_directory.PREPROCESSING} makes {images}"
+        )
     batches = data.evaluation_batches(split, preprocessing, batch_size)
     with explained(split, preprocessing):
         result = make_evaluator(model)(batches, split.examples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+from bnzoo.preprocessing import Preprocessing
 from training import evaluate, train
 
 from .helpers import image_folder, train_argv
@@ -106,6 +108,45 @@ def test_damaged_run_is_one_line(
     assert error.startswith(f"bnzoo-evaluate: {tmp_path}/copy/{message}")
     assert error.endswith(" trained it makes it again\n") == (name == "model.keras")
     assert error.count("\n") == 1
+
+
+def test_preprocessing_of_another_size_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    path = copy / "preprocessing.json"
+    whole = Preprocessing.from_json(path.read_text())
+    path.write_text(dataclasses.replace(whole, image_size=(9, 8)).to_json())
+    capsys.readouterr()
+    assert evaluate.main(["bnzoo-evaluate", str(copy)]) == 1
+    assert capsys.readouterr().err == (
+        f"bnzoo-evaluate: {copy} is damaged: its model.keras takes images (None, 8, 8, 1), but its "
+        "preprocessing.json makes (None, 9, 8, 1)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({}, "dataset is missing"),
+        ({"batch_size": "x"}, "batch_size is 'x'"),
+        ({"eval_split": 3}, "eval_split is 3"),
+    ],
+)
+def test_flags_that_are_damaged_are_one_line(
+    flags: dict[str, object],
+    told: str,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["flags"] = flags and {**config["flags"], **flags}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert evaluate.main(["bnzoo-evaluate", str(tmp_path)]) == 1
+    path = tmp_path / "config.json"
+    assert capsys.readouterr().err == f"bnzoo-evaluate: {path} is damaged: its flag {told}\n"
 
 
 @pytest.mark.parametrize(
