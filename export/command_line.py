@@ -30,6 +30,8 @@ PRECISIONS = ("float32", "bfloat16")
 LITERT = ("float32", "int8")
 # TensorFlow decodes no image of more than 2^29 pixels.
 _MOST_MEGAPIXELS = 2**29 / 1e6
+# Far from where TensorFlow's count of images, in 32 bits, would overflow.
+_MOST_STEP = 2**20
 _OF_PATTERNS = "*?[]\\"
 
 _STRINGS = {
@@ -159,6 +161,8 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> Settings:
         number = getattr(values, name)
         if number is not None and number < 1:
             raise BadFlags(f"--{name} must be at least 1. Received: --{name}={number}")
+    if values.step is not None and values.step > _MOST_STEP:
+        raise BadFlags(f"--step must be at most {_MOST_STEP}. Received: --step={values.step}")
     return Settings(
         runs=tuple(map(Path, folders[:-1])),
         out=Path(folders[-1]),
@@ -184,6 +188,8 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> Settings:
 
 def _check_folders(values: flags.FlagValues, folders: Sequence[str]) -> None:
     received = " ".join(folders) or "none"
+    if values.keras_model == "":
+        raise BadFlags("--keras_model must be a .keras or .h5 file. Received: --keras_model=")
     if values.keras_model is not None:
         if len(folders) != 1 or not folders[0]:
             raise BadFlags(f"with --keras_model one folder is needed, OUT. Received: {received}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +15,10 @@ from bnzoo.surgery import FoldReport
 
 from . import other_runtimes, provenance
 from .crops import refused_crops
-from .errors import ExportFailed
+from .errors import ExportFailed, one_line, reason
 from .first_difference import first_difference
 from .forms import in_precision
+from .network_checks import check_inputs, check_outputs, outputs_of
 from .other_runtimes import RUNTIMES
 from .reproducible import make_reproducible
 from .served import check_kind, check_labels, served_network, top_of
@@ -31,13 +31,9 @@ from .verify import (
     allowed_difference,
     compare,
     compared,
-    expected_outputs,
 )
 from .versions import written_aside
 from .warmup import require_messages, write_warmup
-
-# What TensorFlow puts around the reason of an error: the operation that had it.
-_PLACE = re.compile(r"\{\{.*?\}\}|\[Op:.*|\n.*", re.DOTALL)
 
 
 def run_export(settings: Settings) -> Path:
@@ -51,10 +47,14 @@ def run_export(settings: Settings) -> Path:
     """
     try:
         return _run_export(settings)
-    except (tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:
+    except (ExportFailed, OSError):
+        raise
+    except tf.errors.OpError as error:
         # A full disk, among others: TensorFlow has no OSError.
-        reason = _PLACE.sub("", error.message).strip()
-        raise ExportFailed(f"TensorFlow cannot write or run: {reason}") from error
+        raise ExportFailed(f"TensorFlow cannot write or run: {reason(error)}") from error
+    except Exception as error:
+        # A network may have any layer in it, and so fail in any way when it is run or traced.
+        raise ExportFailed(f"the network cannot be exported: {one_line(error)}") from error
     finally:
         # Networks and graphs hold each other: many exports in one process would pile up.
         gc.collect()
@@ -67,9 +67,11 @@ def _run_export(settings: Settings) -> Path:
     if settings.onnx:
         other_runtimes.require_onnx()
     source = _source(settings)
+    check_inputs(source.network, source.preprocessing)
     examples = examples_of(source, settings.examples_dir, settings.max_megapixels)
     trained = served_network(source.network, settings.outputs, settings.features)
-    expected = expected_outputs(trained, examples)[0]
+    check_outputs(trained, settings.outputs)
+    expected = outputs_of(trained, examples)
     check_kind(trained, settings.outputs, expected, top_of(source.network))
     check_labels(source.labels, expected)
     folded, report = _folded(trained, source)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from .errors import ExportFailed
+from .errors import ExportFailed, one_line
 from .verification import Report, verify
 from .warmup import read_batch_sizes
 
@@ -69,6 +69,9 @@ def main(argv: Sequence[str]) -> int:
         problem = f"cannot read: {error}"
     except KeyboardInterrupt:
         problem = "interrupted"
+    except Exception as error:
+        # The network of a run may have any layer in it, and so fail in any way.
+        problem = f"cannot be verified: {one_line(error)}"
     if values.json:
         print(json.dumps({"ok": problem is None, "problem": problem, **report}, indent=2))
     if problem is not None:

@@ -177,6 +177,14 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("a", "b", "--top_k=0"), "--top_k must be at least 1. Received: --top_k=0"),
         (
+            ("a", "b", "--step=2147483647"),
+            "--step must be at most 1048576. Received: --step=2147483647",
+        ),
+        (
+            ("--keras_model=", "b"),
+            "--keras_model must be a .keras or .h5 file. Received: --keras_model=",
+        ),
+        (
             ("a", "b", "--litert=float32,int4"),
             "--litert must be a list of float32, int8, each once. Received: --litert=float32,int4",
         ),

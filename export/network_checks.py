@@ -1,0 +1,113 @@
+"""Networks that cannot be served, told before anything is traced."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator
+
+import keras
+
+from bnzoo.preprocessing import Preprocessing
+
+from .errors import ExportFailed, one_line
+from .forms import input_specs
+from .served import PROBABILITIES
+from .verify import Arrays, Examples, expected_outputs
+
+# What TensorFlow leaves as it is, and takes as the name of an argument.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+# Made of the probabilities, and served beside them.
+_OF_PROBABILITIES = ("classes", "scores")
+_WITH_TABLES = (
+    *(keras.layers.StringLookup, keras.layers.IntegerLookup),
+    keras.layers.TextVectorization,
+)
+
+
+def check_inputs(network: keras.Model, preprocessing: Preprocessing | None) -> None:
+    """Whether a server can give the network what it takes.
+
+    Args:
+        network: as trained.
+        preprocessing: what is done to an image before the network sees it, if that is known.
+
+    Raises:
+        ExportFailed: it cannot.
+    """
+    for name, spec in input_specs(network).items():
+        if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name == "self":
+            raise ExportFailed(
+                f"the network has an input {name!r}: TensorFlow needs a name of letters, digits "
+                "and _ that begins with a letter and is no word of Python's own"
+            )
+        if not (spec.dtype.is_floating or spec.dtype.is_integer or spec.dtype.is_bool):
+            raise ExportFailed(
+                f"the network's input {name!r} is of type {spec.dtype.name}: only numbers are "
+                "served; what makes them of text is for the client"
+            )
+        if preprocessing is not None and not spec.dtype.is_floating:
+            raise ExportFailed(
+                f"the network's input is {spec.dtype.name}, but what preprocessing makes of an "
+                "image is float32: leave out --preprocessing, or give the network a float32 input"
+            )
+    for layer in _layers(network):
+        if isinstance(layer, _WITH_TABLES):
+            raise ExportFailed(
+                f"layer {layer.name!r}, a {type(layer).__name__}, looks up a table, which is not "
+                "exported: export the network behind it"
+            )
+
+
+def check_outputs(network: keras.Model, kind: str) -> None:
+    """Whether what is called probabilities is of their shape.
+
+    Args:
+        network: what `served.served_network` gave.
+        kind: one of `served.KINDS`.
+
+    Raises:
+        ExportFailed: it is not, or its outputs have names that are taken.
+    """
+    outputs = network.output
+    if PROBABILITIES not in outputs:
+        return
+    taken = [name for name in _OF_PROBABILITIES if name in outputs]
+    if taken:
+        raise ExportFailed(
+            f"the network has outputs {PROBABILITIES!r} and {taken[0]!r}: the second is made of "
+            "the first and would be served in its place; call one of them something else"
+        )
+    shape = tuple(outputs[PROBABILITIES].shape)
+    if len(shape) < 2 or shape[-1] is None or (len(shape) > 2 and kind != "any"):
+        raise ExportFailed(
+            f"the network's output {PROBABILITIES!r} has shape {shape}, and class probabilities "
+            "[N, classes] are needed: call it something else"
+        )
+
+
+def outputs_of(network: keras.Model, examples: Examples) -> Arrays:
+    """The network's outputs for the examples.
+
+    Raises:
+        ExportFailed: it does not run on a batch of so many.
+    """
+    try:
+        return expected_outputs(network, examples)[0]
+    except Exception as error:
+        batches = {tensor.shape[0] for tensor in network.inputs} - {None, len(examples)}
+        if not batches:
+            raise
+        raise ExportFailed(
+            f"the network was made for batches of {batches.pop()} and does not run on "
+            f"{len(examples)}: a server needs any number; {one_line(error)}"
+        ) from error
+
+
+def _layers(network: keras.Model) -> Iterator[keras.Layer]:
+    """The layers, those of nested networks too."""
+    for layer in network.layers:
+        if isinstance(layer, keras.Model):
+            yield from _layers(layer)
+        else:
+            yield layer
