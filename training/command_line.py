@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import select
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from absl import flags
 
 EXIT_FAILED = 1
 EXIT_BAD_FLAGS = 2
+EXIT_UNREAD = 141  # What a shell reports of a program that SIGPIPE ended.
 EXIT_INTERRUPTED = 130  # What a shell reports of a program that Ctrl-C ended.
 # What it reports of one that SIGTERM ended; job schedulers start such a one again.
 EXIT_STOPPED = 143
@@ -73,7 +75,7 @@ def parse(groups: FlagGroups, argv: Sequence[str]) -> tuple[flags.FlagValues, li
             _DEFINE[flag.kind](flag.name, flag.default, flag.help, flag_values=values)
     try:
         arguments = values(list(argv))
-    except flags.Error as error:
+    except (flags.Error, ValueError) as error:  # The latter of --noNAME=VALUE.
         raise BadFlags(" ".join(str(error).split())) from error
     return values, arguments[1:]
 
@@ -109,9 +111,39 @@ def run_command(
 
     Returns:
         0; 2 for bad flags; 1 for a run that failed, after one line that says why; 130 for Ctrl-C;
-        143 for a run that SIGTERM stopped and that the same command continues.
+        143 for a run that SIGTERM stopped and that the same command continues; 141, without a
+        word, where nobody reads what it prints, such as `| head -1`.
     """
-    argv = sys.argv if argv is None else argv
+    try:
+        code = _ended(program, usage, groups, command, sys.argv if argv is None else argv)
+        # Now and not when Python ends, which would tell of it.
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise  # It was another pipe.
+        return EXIT_UNREAD
+    return code
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of stdout is gone; then what is still to come goes nowhere."""
+    # Asked, and not tried: after a failure Python may have thrown away what it was to write.
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return gone
+
+
+def _ended(
+    program: str,
+    usage: str,
+    groups: FlagGroups,
+    command: Callable[[flags.FlagValues, list[str]], None],
+    argv: Sequence[str],
+) -> int:
+    """How the command ended, as an exit code."""
     if any(argument in ("-h", "--help", "--helpfull", "--helpshort") for argument in argv[1:]):
         print(help_text(usage, groups))
         return 0

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
+
 import pytest
 
 from training import evaluate
@@ -27,7 +32,11 @@ def test_two_commands_may_share_the_names_of_flags() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "message"),
-    [("--coumt=4", "Unknown command line flag 'coumt'"), ("--count=four", "four")],
+    [
+        ("--coumt=4", "Unknown command line flag 'coumt'"),
+        ("--count=four", "four"),
+        ("--noloud=3", "--noloud=3"),
+    ],
 )
 def test_bad_flag_is_one_line_and_exit_code_2(
     argument: str, message: str, capsys: pytest.CaptureFixture[str]
@@ -59,6 +68,39 @@ def test_exit_codes(
 
     assert run_command("program", "", GROUPS, command, ["x"]) == code
     assert capsys.readouterr().err.endswith(text)
+
+
+PRINTS = """
+import sys, time
+from training.command_line import run_command
+from training.progress import Progress
+def command(values, arguments):
+    for step in range(3000):
+        Progress(3000, 0).update(step, 0.5, 0.5, 0.1, 100.0)
+        time.sleep(0.01)
+sys.exit(run_command("program", "What for.", {}, command))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], []])
+def test_nobody_reads_the_output(arguments: list[str]) -> None:
+    """As in `bnzoo-train ... | head -1`, but that the reader is gone already."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", PRINTS, *arguments]
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_another_broken_pipe_is_not_taken_for_that() -> None:
+    def command(values: object, arguments: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "of a socket")
+
+    with pytest.raises(BrokenPipeError, match="of a socket"):
+        run_command("program", "", GROUPS, command, ["x"])
 
 
 def test_success_is_0() -> None:
