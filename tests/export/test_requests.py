@@ -275,3 +275,23 @@ def test_saved_model_cli_shows_what_the_document_says(folder: Path) -> None:
     described = described[: described.index("Method name")]
     image_bytes, classes, _, scores = re.findall(r"name: (\S+)", described)
     assert names.split() == [image_bytes, classes, scores]
+
+
+def test_a_version_has_its_name_on_the_server_when_all_is_there(tmp_path: Path) -> None:
+    """The release script of the documentation, with a folder for the server."""
+    (script,) = blocks("bash")
+    for part in ("saved_model.pb", "variables/variables.index"):
+        (tmp_path / "models" / "flowers" / "2" / part).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / "flowers" / "2" / part).touch()
+    (tmp_path / "server" / "models" / "flowers" / "1").mkdir(parents=True)
+    stand_ins = """
+        set -e
+        bnzoo-verify-export() { test -f "$2/saved_model.pb"; }
+        rsync() { to="${3/server:/server/}"; cp -r "$2" "$to"; ls -A "${to%/*/}" > while_copying; }
+        ssh() { (cd "$1"; shift; "$@"); }
+    """
+    subprocess.run(["bash", "-c", stand_ins + script], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "while_copying").read_text().split() == [".2.copying", "1"]
+    served = tmp_path / "server" / "models" / "flowers"
+    assert sorted(path.name for path in served.iterdir()) == ["1", "2"]
+    assert sorted(path.name for path in (served / "2").iterdir()) == ["saved_model.pb", "variables"]
