@@ -13,6 +13,7 @@ import tensorflow as tf
 from bnzoo.checks import check_number
 
 from .axes import as_axis, positive_axes
+from .graph_gradients import custom_gradient
 from .real_inputs import as_floating
 
 
@@ -148,7 +149,7 @@ class PReLU(keras.layers.Layer):
         }
 
 
-@tf.custom_gradient
+@custom_gradient
 def _prelu(y: tf.Tensor, alpha: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
     """Eq. 1 with its two gradients, keeping only `y` for the backward pass.
 
