@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import select
 import sys
@@ -114,6 +115,9 @@ def run_command(
         143 for a run that SIGTERM stopped and that the same command continues; 141, without a
         word, where nobody reads what it prints, such as `| head -1`.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal cannot show, such as the name of a folder that is no UTF-8, ends no run.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _ended(program, usage, groups, command, sys.argv if argv is None else argv)
         # Now and not when Python ends, which would tell of it.

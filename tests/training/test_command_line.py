@@ -95,6 +95,18 @@ def test_nobody_reads_the_output(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_names_that_the_terminal_cannot_show_end_no_run() -> None:
+    code = (
+        "import os, sys; from training.command_line import run_command;"
+        "command = lambda values, arguments: print(os.fsdecode(b'caf\\xe9'), '\u0416');"
+        "sys.exit(run_command('program', '', {}, command))"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"caf\\udce9 \\u0416\n"
+
+
 def test_another_broken_pipe_is_not_taken_for_that() -> None:
     def command(values: object, arguments: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "of a socket")
