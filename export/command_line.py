@@ -145,7 +145,8 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> Settings:
         )
     if values.version is not None and values.version != NEXT and not is_version(values.version):
         raise BadFlags(
-            f"--version must be {NEXT} or a whole number. Received: --version={values.version}"
+            f"--version must be {NEXT} or a whole number of at most 18 digits, without zeros "
+            f"before it. Received: --version={values.version}"
         )
     if values.max_difference is not None and not 0 <= values.max_difference < math.inf:
         raise BadFlags(

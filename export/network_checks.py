@@ -13,6 +13,7 @@ from bnzoo.preprocessing import Preprocessing
 from .errors import ExportFailed, one_line
 from .forms import input_specs
 from .served import PROBABILITIES
+from .settings import TOP_K, Settings
 from .verify import Arrays, Examples, expected_outputs
 
 # What TensorFlow leaves as it is, and takes as the name of an argument.
@@ -59,18 +60,28 @@ def check_inputs(network: keras.Model, preprocessing: Preprocessing | None) -> N
             )
 
 
-def check_outputs(network: keras.Model, kind: str) -> None:
+def check_outputs(network: keras.Model, settings: Settings) -> None:
     """Whether what is called probabilities is of their shape.
 
     Args:
         network: what `served.served_network` gave.
-        kind: one of `served.KINDS`.
+        settings: what else is asked for.
 
     Raises:
-        ExportFailed: it is not, or its outputs have names that are taken.
+        ExportFailed: it is not, its outputs have names that are taken, or what is asked for needs
+            probabilities and there are none.
     """
     outputs = network.output
     if PROBABILITIES not in outputs:
+        for flag, given in (
+            ("labels", settings.labels is not None),
+            ("top_k", settings.top_k != TOP_K),
+        ):
+            if given:
+                raise ExportFailed(
+                    f"--{flag} is for {PROBABILITIES}, and the network's outputs are "
+                    f"{', '.join(outputs)}: leave it out"
+                )
         return
     taken = [name for name in _OF_PROBABILITIES if name in outputs]
     if taken:
@@ -79,7 +90,7 @@ def check_outputs(network: keras.Model, kind: str) -> None:
             "the first and would be served in its place; call one of them something else"
         )
     shape = tuple(outputs[PROBABILITIES].shape)
-    if len(shape) < 2 or shape[-1] is None or (len(shape) > 2 and kind != "any"):
+    if len(shape) < 2 or shape[-1] is None or (len(shape) > 2 and settings.outputs != "any"):
         raise ExportFailed(
             f"the network's output {PROBABILITIES!r} has shape {shape}, and class probabilities "
             "[N, classes] are needed: call it something else"

@@ -70,7 +70,7 @@ def _run_export(settings: Settings) -> Path:
     check_inputs(source.network, source.preprocessing)
     examples = examples_of(source, settings.examples_dir, settings.max_megapixels)
     trained = served_network(source.network, settings.outputs, settings.features)
-    check_outputs(trained, settings.outputs)
+    check_outputs(trained, settings)
     expected = outputs_of(trained, examples)
     check_kind(trained, settings.outputs, expected, top_of(source.network))
     check_labels(source.labels, expected)
@@ -193,7 +193,9 @@ def _write_provenance(
     origin = examples.origin
     if source.examples_dir is not None or settings.examples_dir is not None:
         # Without the place, which is this machine's business.
-        origin = origin.replace(str(settings.examples_dir or source.examples_dir), "a folder")
+        place = str(settings.examples_dir or source.examples_dir)
+        if origin.endswith(f" of {place}"):
+            origin = origin.removesuffix(place) + "a folder"
     provenance.write(
         folder,
         source.provenance,

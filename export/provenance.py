@@ -18,6 +18,11 @@ from .verify import Comparison
 
 FILE = Path("assets") / "provenance.json"
 FORMAT_VERSION = 1
+# They are not quite those of model.keras: what training puts into it at the end decides a little.
+METRICS_OF = (
+    "the last row of metrics.csv: with BN's moving averages and the weights of that step, before "
+    "population statistics and averages of the weights were put in, if they were"
+)
 _PACKAGES = ("bnzoo", "tensorflow", "keras", "numpy")
 
 
@@ -44,6 +49,7 @@ def of_run(folder: Path) -> dict[str, Any]:
             rows = [row for row in rows if int(row["step"]) <= step]
         if rows:
             found["metrics"] = {name: _number(text) for name, text in rows[-1].items() if text}
+            found["metrics_of"] = METRICS_OF
     except (OSError, ValueError, TypeError):
         pass
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ ASSETS = ("labels.txt", "preprocessing.json", "config.json")
 # In a network's archive, where training writes how many steps it was trained.
 _STEP_ENTRY = "training.json"
 _SYNTHETIC_EXAMPLES = 8
+# What Keras says of a layer, or a function, that it does not know.
+_UNKNOWN = re.compile(r"(?:Could not locate (?:class|function)|Unknown \w+:) '([^']+)'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,4 +160,11 @@ def synthetic_examples(preprocessing: Preprocessing) -> list[bytes]:
 
 
 def _first_line(error: Exception) -> str:
+    unknown = _UNKNOWN.search(str(error))
+    if unknown:
+        return (
+            f"it has a {unknown[1]}, which neither Keras nor bnzoo knows: decorate it with "
+            "keras.saving.register_keras_serializable, import it, and call "
+            "export.saved_model.main in Python"
+        )
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

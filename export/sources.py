@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -112,7 +113,8 @@ def of_keras_file(
             preprocessing = Preprocessing.from_json(text)
             assets["preprocessing.json"] = preprocessing_file
         if labels_file is not None:
-            labels = class_names(labels_file.read_text(encoding="utf-8"))
+            # Editors may put a mark of the byte order before the first.
+            labels = class_names(labels_file.read_text(encoding="utf-8-sig"))
             assets["labels.txt"] = labels_file
     except (ValueError, TypeError) as error:
         wrong = preprocessing_file if preprocessing is None and preprocessing_file else labels_file
@@ -140,7 +142,8 @@ def of_keras_file(
 def named_assets(source: Source, scratch: Path) -> list[Path]:
     """Copies of the source's assets, by their names in an export."""
     for name, path in source.assets.items():
-        (scratch / name).write_bytes(path.read_bytes())
+        # Who reads the labels is to have those that are served: without such a mark.
+        (scratch / name).write_bytes(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     return [scratch / name for name in source.assets]
 
 

@@ -19,6 +19,7 @@ from bnzoo.class_names import class_names
 
 from .errors import ExportFailed
 from .served_checks import DEFAULT, wrong_answers, wrong_signatures
+from .versions import served_as
 from .warmup import FILE, check_warmup
 
 _PROGRAM = Path(__file__).with_name("plain_tensorflow.py")
@@ -119,12 +120,13 @@ def served_version(folder: Path) -> Path:
     if not folder.is_dir():
         raise ExportFailed(f"no folder {folder}")
     if not (folder / "saved_model.pb").is_file():
-        versions = [entry for entry in folder.iterdir() if entry.name.isdecimal()]
+        named = ((served_as(entry.name), entry) for entry in folder.iterdir())
+        versions = {number: entry for number, entry in named if number is not None}
         if not versions:
             raise ExportFailed(
                 f"no SavedModel in {folder}: neither saved_model.pb nor a folder named as a version"
             )
-        folder = max(versions, key=lambda entry: int(entry.name))
+        folder = versions[max(versions)]
         if not (folder / "saved_model.pb").is_file():
             raise ExportFailed(f"no saved_model.pb in {folder}, the highest version")
     return folder
@@ -156,7 +158,7 @@ def _labels(folder: Path) -> tuple[str, ...] | None:
     if not path.is_file():
         return None
     try:
-        return class_names(path.read_text(encoding="utf-8"))
+        return class_names(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ExportFailed(f"{path} is no text: {error}") from error
 

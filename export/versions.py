@@ -25,6 +25,13 @@ def is_version(text: str) -> bool:
     return _VERSION.fullmatch(text) is not None
 
 
+def served_as(name: str) -> int | None:
+    """The version that TensorFlow Serving takes a folder of that name for, if it takes it."""
+    # Beyond an int64 a name is none.
+    number = int(name) if name.isascii() and name.isdecimal() else None
+    return None if number is None or number >= 2**63 else number
+
+
 def choose_version(out: Path, asked: str | None) -> int:
     """The version to write: the one that is asked for, or one above the highest.
 
@@ -152,4 +159,5 @@ def _sync(path: Path) -> None:
 
 def _versions(out: Path) -> Iterator[int]:
     if out.is_dir():
-        yield from (int(entry.name) for entry in os.scandir(out) if entry.name.isdecimal())
+        numbers = [served_as(entry.name) for entry in os.scandir(out)]
+        yield from (number for number in numbers if number is not None)

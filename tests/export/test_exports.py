@@ -19,6 +19,7 @@ import tensorflow as tf
 from bnzoo.preprocessing import Preprocessing
 from export import saved_model
 from export.crops import crop_views
+from export.provenance import METRICS_OF
 from tests.export.runs import LABELS, PREPROCESSING, encoded_image, small_network, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +89,7 @@ def test_everything_at_once_and_equal_bytes(
             "seed": 1,
             "recipe": "bn_x5",
             "metrics": {"step": 20.0, "split": "eval", "accuracy": 0.75},
+            "metrics_of": METRICS_OF,
         }
     ]
     assert told["export"]["variables"] == "constants"
@@ -151,16 +153,26 @@ def test_onnx_gives_the_same_outputs(
 
 
 def test_an_ensemble_is_the_mean_of_its_members(
-    run_dir: Path, tmp_path: Path, network: keras.Model, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    tmp_path: Path,
+    network: keras.Model,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = small_network()
     write_run(tmp_path / "other", other)
-    assert export(run_dir, tmp_path / "other", tmp_path / "out") == 0
+    # A folder whose name is in other words, too.
+    (tmp_path / "e").mkdir()
+    for number in range(2):
+        (tmp_path / "e" / f"{number}.png").write_bytes(encoded_image(number))
+    monkeypatch.chdir(tmp_path)
+    assert export("--examples=e", run_dir, tmp_path / "other", tmp_path / "out") == 0
     served = tf.saved_model.load(str(tmp_path / "out" / "1")).signatures["serving_default"]
     images = np.random.default_rng(3).normal(size=(4, 12, 10, 3)).astype(np.float32)
     expected = np.mean([x.predict(images, verbose=0) for x in (network, other)], axis=0)
     np.testing.assert_allclose(served(images=images)["probabilities"], expected, atol=1e-6)
     told = json.loads((tmp_path / "out" / "1" / "assets" / "provenance.json").read_text())
+    assert told["verification"]["examples"] == "2 images of a folder"
     assert [source["run"] for source in told["sources"]] == ["run", "other"]
     (tmp_path / "other" / "labels.txt").write_text("\n".join(reversed(LABELS)) + "\n")
     assert export(run_dir, tmp_path / "other", tmp_path / "none") == 1
@@ -191,7 +203,8 @@ def test_a_keras_file_of_logits(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert export(*arguments, tmp_path / "out") == 1
         assert f"has 3 classes, but there are {count} labels: " in capsys.readouterr().err
     assert list((tmp_path / "out").glob("*")) == []
-    labels.write_text("x\ny\nz\n")
+    # Some editors begin a text with a mark of the byte order, which is no part of a name.
+    labels.write_text("x\ny\nz\n", encoding="utf-8-sig")
     preprocessing = tmp_path / "given.json"
     preprocessing.write_text(PREPROCESSING.to_json())
     assert export(f"--keras_model={file}", "--outputs=logits", tmp_path / "out") == 0
@@ -220,6 +233,7 @@ def test_a_keras_file_of_logits(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert answer["classes"].numpy()[:, 0].tolist() == best
     assets = {path.name for path in (tmp_path / "out" / "2" / "assets").iterdir()}
     assert assets == {"labels.txt", "preprocessing.json", "provenance.json"}
+    assert (tmp_path / "out" / "2" / "assets" / "labels.txt").read_bytes() == b"x\ny\nz\n"
 
 
 def test_a_softmax_gets_no_second_and_a_sigmoid_is_said_to_be_one(

@@ -105,6 +105,19 @@ def test_outputs_whose_names_are_taken_or_of_another_shape(
         )
 
 
+def test_flags_that_need_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    for name, flag in (("labels", f"--labels={tmp_path / 'labels.txt'}"), ("top_k", "--top_k=2")):
+        assert refusal(made(top, 8), tmp_path, capsys, "--outputs=any", flag).startswith(
+            f"--{name} is for probabilities, and the network's outputs are dense"
+        )
+    # Outputs that are called so have them, whatever --outputs says.
+    named = made(lambda x: {"probabilities": top(x)}, 8)
+    named.save(tmp_path / "named.keras")
+    argv = [f"--keras_model={tmp_path / 'named.keras'}", "--outputs=any", flag]
+    assert saved_model.main(["bnzoo-export", *argv, str(tmp_path / "named")]) == 0
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

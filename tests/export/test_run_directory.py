@@ -8,8 +8,8 @@ import pytest
 
 import training.run_directory
 from export.errors import ExportFailed
-from export.provenance import of_run
-from export.run_directory import read_examples, read_run, synthetic_examples
+from export.provenance import METRICS_OF, of_run
+from export.run_directory import read_examples, read_network, read_run, synthetic_examples
 from tests.export.runs import LABELS, PREPROCESSING, small_network, write_run
 
 
@@ -50,7 +50,12 @@ def test_a_run_that_was_made_longer_and_has_not_ended_is_told(
     assert capsys.readouterr().out == (
         f"{folder} is not finished: model.keras is the network of step 30, and 60 are to be done\n"
     )
-    assert of_run(folder) == {"run": "run", "step": 30, "metrics": {"step": 30, "loss": 2}}
+    assert of_run(folder) == {
+        "run": "run",
+        "step": 30,
+        "metrics": {"step": 30, "loss": 2},
+        "metrics_of": METRICS_OF,
+    }
     (folder / "config.json").write_text('{"flags": {"steps": 30}}')
     read_run(folder)
     assert capsys.readouterr().out == ""
@@ -77,6 +82,20 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, name: str) -> None:
     (folder / name).write_bytes(b"{")
     with pytest.raises(ExportFailed, match=r"^cannot read .*run: [^\n]+$"):
         read_run(folder)
+
+
+class Tripled(keras.layers.Layer):
+    def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        return 3 * x
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.h5"])
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_a_layer_that_nobody_knows_is_named(tmp_path: Path, name: str) -> None:
+    image = keras.Input((3,))
+    keras.Model(image, Tripled()(image)).save(tmp_path / name)
+    with pytest.raises(ExportFailed, match=r"it has a Tripled, which neither Keras nor bnzoo "):
+        read_network(tmp_path / name)
 
 
 def test_a_network_that_was_never_built_is_one_line(tmp_path: Path) -> None:

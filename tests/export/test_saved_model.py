@@ -140,7 +140,8 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("run",), "two folders are needed, RUN and OUT. Received: run"),
         (
             ("a", "b", "--version=v1"),
-            "--version must be next or a whole number. Received: --version=v1",
+            "--version must be next or a whole number of at most 18 digits, without zeros before "
+            "it. Received: --version=v1",
         ),
         (
             ("a", "b", "--max_difference=-1"),

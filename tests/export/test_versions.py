@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from export.errors import ExportFailed
+from export.verification import served_version
 from export.versions import choose_version, is_version, written_aside
 
 
@@ -39,6 +40,20 @@ def test_next_is_above_the_highest_and_other_names_do_not_count(tmp_path: Path) 
     assert choose_version(out, "next") == 11
     assert choose_version(out, None) == 11
     assert choose_version(out, "3") == 3
+
+
+def test_what_no_server_takes_for_a_version_does_not_count(tmp_path: Path) -> None:
+    """TensorFlow Serving reads an int64."""
+    out = with_versions(tmp_path, "00007", "9" * 20, str(2**63), "٣")
+    assert choose_version(out, None) == 8
+    for name in ("00007", "9" * 20):
+        (out / name / "saved_model.pb").touch()
+    assert served_version(out) == out / "00007"
+    (out / str(2**63 - 1)).mkdir()
+    with pytest.raises(ExportFailed, match=r"9223372036854775807 leaves no number"):
+        choose_version(out, None)
+    with pytest.raises(ExportFailed, match=r"9223372036854775807, the highest version$"):
+        served_version(out)
 
 
 def test_refuses_a_version_that_is_there(tmp_path: Path) -> None:
