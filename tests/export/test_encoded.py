@@ -11,7 +11,7 @@ import tensorflow as tf
 from PIL import Image
 
 from bnzoo.preprocessing import Preprocessing
-from export.encoded import decode_images, image_size
+from export.encoded import decode_images, first_frame, image_size
 from export.limits import Limit
 
 PREPROCESSING = Preprocessing(image_size=(8, 9), channels=3, scale=60)
@@ -149,6 +149,16 @@ def test_of_a_gif_its_first_frame_alone_is_decoded(decoded: Callable) -> None:
     assert lengths == [len(contents) for contents in (one, one, local, moved, moved)]
     np.testing.assert_array_equal(*decoded([one, many]))
     np.testing.assert_array_equal(*decoded([local, twice]))
+
+
+def test_a_frame_of_many_blocks_is_taken_whole() -> None:
+    """Noise, of which 400x400 pixels are over 700 blocks."""
+    noise = np.random.default_rng(0).integers(0, 256, (400, 400), dtype=np.uint8)
+    written = io.BytesIO()
+    Image.fromarray(noise).save(written, "GIF")
+    contents = written.getvalue()
+    assert len(contents) > 180_000
+    assert tf.function(first_frame, autograph=False)(tf.constant(contents)).numpy() == contents
 
 
 def test_too_large_images_are_told_with_size_and_limit(decoded: Callable) -> None:

@@ -95,6 +95,24 @@ def test_the_report_for_readers(models: Path, capsys: pytest.CaptureFixture[str]
     assert [line.split()[:2] for line in lines[10:]] == [[name, "2"] for name in SIGNATURES]
 
 
+def test_an_average_over_crops_is_compared_with_that_of_the_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`serving_default` gets what the network takes, the others images: their answers differ."""
+    run_dir, out = write_run(tmp_path / "run"), tmp_path / "models"
+    # Of blobs of 20 pixels the crops of 12x10 show different ones.
+    preprocessing = Preprocessing((12, 10), crop_fraction=0.5, mean=(120, 110, 100), scale=60)
+    (run_dir / "preprocessing.json").write_text(preprocessing.to_json())
+    assert saved_model.main(["bnzoo-export", "--crops=10", str(run_dir), str(out)]) == 0
+    capsys.readouterr()
+    assert verify("--json", "--batch_sizes=", out, run_dir) == 0
+    difference = json.loads(capsys.readouterr().out)["difference"]
+    # Folding reorders float32 sums.
+    assert {name: found["largest"] < 1e-5 for name, found in difference.items()} == dict.fromkeys(
+        SIGNATURES, True
+    )
+
+
 def test_an_ensemble_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = small_network()
     other.get_layer("bn_1").beta.assign_add([1.0] * 8)
