@@ -76,6 +76,8 @@ def build_form(
 
     # Keras' layers are written without Python control flow on tensors: nothing to convert.
     function = tf.function(call, autograph=False).get_concrete_function(**specs)
+    if form == CONSTANTS:
+        function = _without_captured(function, specs)
     function.network = network  # A traced function holds its variables weakly.
     return function
 
@@ -204,6 +206,35 @@ def _with_constants(network: keras.Model) -> Callable[[Any], Any]:
         return outputs
 
     return run
+
+
+def _without_captured(
+    function: tf.types.experimental.ConcreteFunction, specs: dict[str, tf.TensorSpec]
+) -> tf.types.experimental.ConcreteFunction:
+    """The function with the tensors that layers hold, as keras.layers.Normalization its
+    statistics, in the graph; they would be inputs of it, and are no variables."""
+    captured = function.captured_inputs
+    if not captured or any(tensor.dtype == tf.resource for tensor in captured):
+        return function
+    values = [tensor.numpy() for tensor in captured]
+    names = [tensor.name for tensor in function.inputs]
+    graph = function.graph.as_graph_def()
+    for nodes in (graph.node, *(one.node_def for one in graph.library.function)):
+        for node in nodes:
+            # A custom gradient would belong to the graph that is copied.
+            node.attr.pop("_gradient_op_type", None)
+
+    def call(**inputs: tf.Tensor) -> Any:
+        given = [*tf.nest.flatten(inputs), *map(tf.constant, values)]
+        results = tf.graph_util.import_graph_def(
+            graph,
+            input_map=dict(zip(names, given, strict=True)),
+            return_elements=[tensor.name for tensor in function.outputs],
+            name="",
+        )
+        return tf.nest.pack_sequence_as(function.structured_outputs, results)
+
+    return tf.function(call, autograph=False).get_concrete_function(**specs)
 
 
 def _value(variable: keras.Variable) -> np.ndarray:

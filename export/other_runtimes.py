@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from .errors import ExportFailed
 from .forms import CONSTANTS, build_form, in_float32
+from .reproducible_onnx import make_reproducible
 
 FOLDER = Path("assets.extra")
 # The newest that tf2onnx 1.17 writes.
@@ -142,6 +143,7 @@ def _onnx(form: tf.types.experimental.ConcreteFunction) -> bytes:
     specs = [form.structured_input_signature[1][name] for name in names]
     function = tf.function(lambda *inputs: form(**dict(zip(names, inputs, strict=True))))
     model, _ = tf2onnx.convert.from_function(function, input_signature=specs, opset=_OPSET)
+    make_reproducible(model)
     return model.SerializeToString(deterministic=True)
 
 

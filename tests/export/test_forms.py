@@ -52,6 +52,22 @@ def test_constants_are_in_the_graph_and_nothing_else_is_read(folded: keras.Model
     assert held == folded.count_params()
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_tensors_that_layers_hold_are_in_the_graph_of_constants(precision: str) -> None:
+    left, right = keras.Input((3,), name="left"), keras.Input((3,), name="right")
+    scaler = keras.layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[4.0, 5.0, 6.0])
+    # The inputs are not in the order of their names.
+    network = keras.Model([right, left], {"b": scaler(left) - right, "a": scaler(right)})
+    function = build_form(network, "constants", precision)
+    assert not function.captured_inputs
+    values = np.random.default_rng(1).normal(size=(2, 4, 3)).astype(np.float32)
+    answer = function(left=tf.constant(values[0]), right=tf.constant(values[1]))
+    expected = network.predict([values[1], values[0]], verbose=0)
+    for name in ("a", "b"):
+        np.testing.assert_allclose(answer[name], expected[name], atol=1e-6)
+    assert function(left=values[0, :1], right=values[1, :1])["a"].shape == (1, 3)
+
+
 def test_bfloat16_holds_all_weights_but_the_classifiers(folded: keras.Model) -> None:
     types = {
         weight.path: weight.dtype for weight in in_precision(folded, "bfloat16").trainable_weights

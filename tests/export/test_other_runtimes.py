@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -52,3 +57,63 @@ def test_a_network_of_another_type_computes_in_float32(policy: str) -> None:
         # LiteRT's weights of 8 bits are rounded.
         atol = 2e-2 if runtime == "litert_int8" else 1e-5
         np.testing.assert_allclose(answer, expected, atol=atol)
+
+
+@pytest.fixture(scope="module")
+def scaled() -> keras.Model:
+    """As EfficientNet: statistics that are no variables, depthwise convolution and swish."""
+    image = keras.Input((12, 10, 3))
+    scaler = keras.layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[4.0, 5.0, 6.0])
+    x = scaler(image)
+    x = keras.layers.DepthwiseConv2D(3, bias_initializer="normal")(x)
+    x = small_network().get_layer("bn_0")(keras.layers.Conv2D(6, 3, use_bias=False)(x))
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Activation("swish")(x))
+    x = keras.layers.Dense(6, activation="relu6")(x)
+    return keras.Model(image, keras.layers.Dense(3, activation="softmax")(x))
+
+
+@pytest.mark.parametrize("runtime", list(RUNTIMES))
+def test_statistics_are_in_the_file_and_its_bytes_always_the_same(
+    scaled: keras.Model, runtime: str
+) -> None:
+    content, answer = answers(runtime, scaled)
+    expected = scaled.predict(IMAGES, verbose=0)
+    np.testing.assert_allclose(*answer.values(), expected, atol=1e-6)
+    assert answers(runtime, scaled)[0] == content
+
+
+def recurrent(cell: type) -> keras.Model:
+    image = keras.Input((12, 10, 3))
+    x = keras.layers.Reshape((12, 30))(image)
+    x = keras.layers.Bidirectional(cell(4))(x)
+    return keras.Model(image, keras.layers.Dense(3, activation="softmax")(x))
+
+
+def test_onnx_does_not_depend_on_the_order_of_sets(tmp_path: Path) -> None:
+    network = recurrent(keras.layers.LSTM)
+    content, answer = answers("onnx", network)
+    np.testing.assert_allclose(*answer.values(), network.predict(IMAGES, verbose=0), atol=1e-6)
+    network.save(tmp_path / "network.keras")
+    program = (
+        "import sys, keras; from export.other_runtimes import RUNTIMES, float32_form\n"
+        "network = keras.models.load_model(sys.argv[1])\n"
+        "sys.stdout.buffer.write(RUNTIMES['onnx'].convert(float32_form(network)))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "network.keras")]
+    path = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert done.stdout == content
+
+
+def test_onnx_with_operations_inside_of_an_operation() -> None:
+    onnx = pytest.importorskip("onnx")
+    network = recurrent(keras.layers.SimpleRNN)
+    content, answer = answers("onnx", network)
+    np.testing.assert_allclose(*answer.values(), network.predict(IMAGES, verbose=0), atol=1e-6)
+    model = onnx.load_from_string(content)
+    assert any(node.op_type == "Loop" for node in model.graph.node)
+    (images,) = model.graph.input
+    assert images.name == "images"
+    assert [one.dim_value for one in images.type.tensor_type.shape.dim] == [0, 12, 10, 3]
+    onnx.checker.check_model(model, full_check=True)
