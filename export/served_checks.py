@@ -41,7 +41,9 @@ def wrong_signatures(
         if signature["method"] != PREDICT:
             yield f"signature {name} has the method {signature['method']!r} instead of {PREDICT}"
         missing = [output for output in OUTPUTS if output not in signature["outputs"]]
-        if ours and "probabilities" in missing:
+        shape = signature["outputs"].get("probabilities", {}).get("shape")
+        if ours and ("probabilities" in missing or (shape is not None and len(shape) != 2)):
+            # Something else, which bnzoo-export --outputs=any serves as it is.
             missing = list(OUTPUTS)
         elif missing:
             yield (
@@ -86,13 +88,14 @@ def wrong_answers(
         signature: its name.
         examples: how many there were.
         labels: the name of each class, or None if the export has no labels.txt.
-        kind: "independent" if the probabilities need not add up to 1.
+        kind: "independent" if the probabilities need not add up to 1; "any" if they may be any
+            numbers that are called so.
     """
     for key, value in outputs.items():
         if value.shape[:1] != (examples,):
             yield f"output {key} of {signature} has shape {value.shape} for a batch of {examples}"
             return
-    if "probabilities" not in outputs:
+    if "probabilities" not in outputs or "scores" not in outputs:
         return
     probabilities, scores = outputs["probabilities"], outputs["scores"]
     if not np.isfinite(probabilities).all():
@@ -100,9 +103,9 @@ def wrong_answers(
         yield f"{signature} gives probabilities that are no numbers for {rows.sum()} of {examples}"
         return
     sums = probabilities.sum(axis=-1)
-    if probabilities.min() < 0:
+    if kind != "any" and probabilities.min() < 0:
         yield f"{signature} gives a probability of {probabilities.min():.4g}"
-    elif kind != "independent" and np.abs(sums - 1).max() > _SUM:
+    elif kind not in ("independent", "any") and np.abs(sums - 1).max() > _SUM:
         worst = sums[np.abs(sums - 1).argmax()]
         yield f"{signature} gives probabilities that add up to {worst:.4g} instead of 1"
     if not np.array_equal(scores, -np.sort(-probabilities, axis=-1)[:, : scores.shape[1]]):

@@ -158,15 +158,19 @@ def _of_images(
 def _classifier_outputs(
     core: tf.types.experimental.ConcreteFunction, labels: Sequence[str] | None, top_k: int
 ) -> Callable[[Outputs], Outputs]:
-    """Adds `scores` and `classes` to the outputs of a network that gives `probabilities`."""
-    if PROBABILITIES not in core.structured_outputs:
+    """Adds `scores` and `classes` to the outputs of a network that gives `probabilities`; not of
+    each pixel, say, as what a network calls so may be."""
+    spec = core.structured_outputs.get(PROBABILITIES)
+    if spec is None or spec.shape.rank != 2 or not spec.dtype.is_floating:
         return lambda outputs: outputs
-    count = core.structured_outputs[PROBABILITIES].shape[-1]
+    count = spec.shape[-1]
     names = tf.constant(list(labels or map(str, range(count))))
 
     def classify(outputs: Outputs) -> Outputs:
-        scores, best = tf.math.top_k(outputs[PROBABILITIES], k=min(top_k, count))
-        return {**outputs, "scores": scores, "classes": tf.gather(names, best)}
+        probabilities = tf.cast(outputs[PROBABILITIES], tf.float32)  # They may be float64.
+        scores, best = tf.math.top_k(probabilities, k=min(top_k, count))
+        classes = tf.gather(names, best)
+        return {**outputs, PROBABILITIES: probabilities, "scores": scores, "classes": classes}
 
     return classify
 

@@ -314,3 +314,21 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith("bnzoo-verify-export [FLAGS] DIR [RUN ...]\n")
     for flag in ("json", "batch_sizes", "seconds", "examples", "max_difference"):
         assert f"--{flag}" in text or f"--[no]{flag}" in text
+
+
+@pytest.mark.parametrize("kind", ["float64", "map", "scores of any sign"])
+def test_what_is_exported_is_not_called_wrong(kind: str, tmp_path: Path) -> None:
+    image = keras.Input((12, 10, 3))
+    x = keras.layers.Dense(4, name="probabilities")(image)
+    if kind != "map":
+        x = keras.layers.GlobalAveragePooling2D()(image)
+        activation, dtype = ("softmax", "float64") if kind == "float64" else (None, "float32")
+        x = keras.layers.Dense(4, activation, name="probabilities", dtype=dtype)(x)
+    keras.Model(image, x).save(tmp_path / "model.keras")
+    outputs = "--outputs=" + ("probabilities" if kind == "float64" else "any")
+    argv = ["bnzoo-export", f"--keras_model={tmp_path / 'model.keras'}", outputs]
+    assert saved_model.main([*argv, str(tmp_path / "out")]) == 0
+    report = verification.verify(tmp_path / "out", batch_sizes=(), say=lambda line: None)
+    served = report["signatures"]["serving_default"]["outputs"]
+    assert served["probabilities"]["dtype"] == "float32"
+    assert ("scores" in served) == (kind != "map")
