@@ -231,6 +231,7 @@ def test_a_keras_file_of_logits(tmp_path: Path, capsys: pytest.CaptureFixture[st
         np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
         best = [classes[index].encode() for index in expected.argmax(axis=1)]
         assert answer["classes"].numpy()[:, 0].tolist() == best
+        assert set(answer["classes"].numpy().ravel()) == {name.encode() for name in classes}
     assets = {path.name for path in (tmp_path / "out" / "2" / "assets").iterdir()}
     assert assets == {"labels.txt", "preprocessing.json", "provenance.json"}
     assert (tmp_path / "out" / "2" / "assets" / "labels.txt").read_bytes() == b"x\ny\nz\n"
