@@ -142,9 +142,24 @@ def _onnx(form: tf.types.experimental.ConcreteFunction) -> bytes:
     names = list(form.structured_input_signature[1])
     specs = [form.structured_input_signature[1][name] for name in names]
     function = tf.function(lambda *inputs: form(**dict(zip(names, inputs, strict=True))))
-    model, _ = tf2onnx.convert.from_function(function, input_signature=specs, opset=_OPSET)
+    model, _ = tf2onnx.convert.from_function(
+        function,
+        input_signature=specs,
+        opset=_OPSET,
+        custom_op_handlers={"Erfc": (_complement_of_erf, [])},
+    )
     make_reproducible(model)
     return model.SerializeToString(deterministic=True)
+
+
+def _complement_of_erf(graph: Any, node: Any, name: str, arguments: Any) -> None:
+    """Writes erfc(x), of a GELU, which neither ONNX nor tf2onnx knows, as 1 - erf(x)."""
+    (output,) = node.output
+    shapes, types = node.output_shapes, node.output_dtypes
+    graph.remove_node(name)
+    one = graph.make_const(f"{name}_one", np.ones((), np.float32)).output[0]
+    erf = graph.make_node("Erf", node.input, shapes=shapes, dtypes=types).output[0]
+    graph.make_node("Sub", [one, erf], outputs=[output], shapes=shapes, dtypes=types)
 
 
 def _run_onnx(content: bytes, inputs: Inputs) -> Answers:

@@ -61,14 +61,15 @@ def test_a_network_of_another_type_computes_in_float32(policy: str) -> None:
 
 @pytest.fixture(scope="module")
 def scaled() -> keras.Model:
-    """As EfficientNet: statistics that are no variables, depthwise convolution and swish."""
+    """As EfficientNet: statistics that are no variables, depthwise convolution and swish; and a
+    GELU."""
     image = keras.Input((12, 10, 3))
     scaler = keras.layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[4.0, 5.0, 6.0])
     x = scaler(image)
     x = keras.layers.DepthwiseConv2D(3, bias_initializer="normal")(x)
     x = small_network().get_layer("bn_0")(keras.layers.Conv2D(6, 3, use_bias=False)(x))
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.Activation("swish")(x))
-    x = keras.layers.Dense(6, activation="relu6")(x)
+    x = keras.layers.Dense(6, activation="gelu")(keras.layers.Dense(6, activation="relu6")(x))
     return keras.Model(image, keras.layers.Dense(3, activation="softmax")(x))
 
 
