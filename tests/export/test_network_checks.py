@@ -151,6 +151,17 @@ def test_whatever_is_raised_is_told_in_one_line(
     assert refusal(made(top, 8), tmp_path, capsys) == told
 
 
+def test_so_it_is_when_a_file_for_another_runtime_fails_as_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("INVALID_GRAPH")
+
+    monkeypatch.setattr(procedure.other_runtimes, "write", lambda *_: fails)
+    line = refusal(made(top, 8), tmp_path, capsys, "--litert=float32")
+    assert line == "the network cannot be exported: RuntimeError: INVALID_GRAPH"
+
+
 def test_so_it_is_by_the_command_that_verifies(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
