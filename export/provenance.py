@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bnzoo.surgery import FoldReport
+from bnzoo.trained_steps import saved_step
 
-from .run_directory import saved_step
 from .verify import Comparison
 
 FILE = Path("assets") / "provenance.json"
@@ -39,7 +39,7 @@ def of_run(folder: Path) -> dict[str, Any]:
         found |= {key: flags[key] for key in ("recipe", "model", "dataset") if flags.get(key)}
     except (OSError, ValueError, AttributeError, TypeError):
         pass
-    step = saved_step(folder)
+    step = saved_step(folder / "model.keras")
     if step is not None:
         found["step"] = step
     try:

@@ -18,13 +18,12 @@ from bnzoo.class_names import class_names
 # Importing the models registers the layers that the network is made of.
 from bnzoo.models import without_auxiliary
 from bnzoo.preprocessing import Preprocessing
+from bnzoo.trained_steps import saved_step
 
 from .errors import ExportFailed
 
 # Copied into the SavedModel's assets, so that a model in service can be traced to its run.
 ASSETS = ("labels.txt", "preprocessing.json", "config.json")
-# In a network's archive, where training writes how many steps it was trained.
-_STEP_ENTRY = "training.json"
 _SYNTHETIC_EXAMPLES = 8
 # What Keras says of a layer, or a function, that it does not know.
 _UNKNOWN = re.compile(r"(?:Could not locate (?:class|function)|Unknown \w+:) '([^']+)'")
@@ -71,21 +70,12 @@ def read_run(folder: Path) -> Run:
     return Run(network, preprocessing, labels, assets)
 
 
-def saved_step(folder: Path) -> int | None:
-    """How many steps the network of a run was trained; None if its file does not tell."""
-    try:
-        with zipfile.ZipFile(folder / "model.keras") as archive:
-            return int(json.loads(archive.read(_STEP_ENTRY))["step"])
-    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile):
-        return None
-
-
 def _tell_unfinished(folder: Path) -> None:
     try:
         steps = json.loads((folder / "config.json").read_text(encoding="utf-8"))["flags"]["steps"]
     except (OSError, ValueError, TypeError, KeyError):
         return
-    step = saved_step(folder)
+    step = saved_step(folder / "model.keras")
     if step is not None and step != steps:
         print(
             f"{folder} is not finished: model.keras is the network of step {step}, and {steps} are "

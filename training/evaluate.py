@@ -11,6 +11,8 @@ from typing import Any
 
 from absl import flags
 
+from bnzoo.trained_steps import saved_step
+
 from . import run_directory
 from .command_line import BadFlags, Flag, FlagGroups, RunFailed, run_command
 from .settings import check_dataset_name
@@ -65,7 +67,8 @@ def _command(values: flags.FlagValues, arguments: list[str]) -> None:
     trained_with = _trained_with(run_dir)
     if not os.path.exists(os.path.join(run_dir, run_directory.MODEL)):
         raise RunFailed(f"{run_dir} has no {run_directory.MODEL} yet: its training is not finished")
-    step, steps = run_directory.saved_step(run_dir), trained_with.get("steps")
+    step = saved_step(os.path.join(run_dir, run_directory.MODEL))
+    steps = trained_with.get("steps")
     if step is not None and step != steps:
         print(
             f"{run_dir} is not finished: {run_directory.MODEL} is the network of step {step}, and "

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from bnzoo import models, population
+from bnzoo.trained_steps import add_step
 
 from . import data, run_directory
 from .data import Share
@@ -95,6 +96,6 @@ def write_model(run_dir: str, model: keras.Model, step: int) -> None:
 
     def write(partial: str) -> None:
         model.save(partial)
-        run_directory.add_step(partial, step)
+        add_step(partial, step)
 
     write_aside(os.path.join(run_dir, run_directory.MODEL), write)

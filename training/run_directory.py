@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
+from bnzoo.trained_steps import saved_step
+
 from .command_line import BadFlags, RunFailed
 from .settings import Settings
 
@@ -25,9 +27,6 @@ METRICS = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 EXAMPLES = "examples"
-
-# Training's own entry in the archive MODEL, which Keras passes over: {"step": 60}.
-STEP_ENTRY = "training.json"
 
 FORMAT_VERSION = 1
 PARTIAL = ".partial."
@@ -135,7 +134,7 @@ def is_finished(run_dir: str, settings: Settings) -> bool:
     model, config = (os.path.join(run_dir, name) for name in (MODEL, CONFIG))
     if not os.path.exists(model):
         return False
-    step = saved_step(run_dir)
+    step = saved_step(model)
     if step is None:
         # Of a version that did not write it: the configuration is the newer of the two then.
         done = (
@@ -145,22 +144,6 @@ def is_finished(run_dir: str, settings: Settings) -> bool:
     else:
         done = step == settings.steps
     return done and _is_whole(model)
-
-
-def add_step(model: str, step: int) -> None:
-    """Writes into the file of a network how many steps it was trained."""
-    with zipfile.ZipFile(model, "a") as archive:
-        archive.writestr(STEP_ENTRY, json.dumps({"step": step}))
-
-
-def saved_step(run_dir: str) -> int | None:
-    """How many steps the network in `run_dir` was trained; None if its file does not tell."""
-    try:
-        with zipfile.ZipFile(os.path.join(run_dir, MODEL)) as archive:
-            return int(json.loads(archive.read(STEP_ENTRY))["step"])
-    except Exception:
-        # What zipfile raises of damaged files has no common class.
-        return None
 
 
 def _is_whole(model: str) -> bool:

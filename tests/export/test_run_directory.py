@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-import training.run_directory
+from bnzoo.trained_steps import add_step
 from export.errors import ExportFailed
 from export.provenance import METRICS_OF, of_run
 from export.run_directory import read_examples, read_network, read_run, synthetic_examples
@@ -45,7 +45,7 @@ def test_a_run_that_was_made_longer_and_has_not_ended_is_told(
     (folder / "config.json").write_text('{"flags": {"steps": 60}}')
     (folder / "metrics.csv").write_text("step,loss\n20,3\n30,2\n40,1\n")
     assert "step" not in of_run(folder)
-    training.run_directory.add_step(str(folder / "model.keras"), 30)
+    add_step(folder / "model.keras", 30)
     read_run(folder)
     assert capsys.readouterr().out == (
         f"{folder} is not finished: model.keras is the network of step 30, and 60 are to be done\n"

@@ -11,8 +11,9 @@ import keras
 import numpy as np
 import pytest
 
+from bnzoo.trained_steps import saved_step
 from training import evaluate, progress, train
-from training.run_directory import is_finished, saved_step
+from training.run_directory import is_finished
 
 from .helpers import read_metrics, settings, train_argv
 
@@ -91,7 +92,7 @@ def test_a_run_that_was_made_longer_is_not_finished_whatever_clocks_say(
     with monkeypatch.context() as patch:
         patch.setattr(progress.Progress, "update", interrupt)
         assert train.main(longer) == 130
-    assert saved_step(str(run)) == 6
+    assert saved_step(run / "model.keras") == 6
     make_newer(run / "model.keras")
     capsys.readouterr()
     assert evaluate.main(["bnzoo-evaluate", str(run)]) == 0
@@ -102,7 +103,7 @@ def test_a_run_that_was_made_longer_is_not_finished_whatever_clocks_say(
     assert len(lines) == 2
     assert train.main(longer) == 0
     assert "continuing at step 6\n" in capsys.readouterr().out
-    assert saved_step(str(run)) == 12
+    assert saved_step(run / "model.keras") == 12
     make_newer(run / "config.json")
     assert train.main(longer) == 0
     assert capsys.readouterr().out == f"{run} is finished: --overwrite trains it anew\n"
@@ -132,7 +133,7 @@ def test_of_a_network_without_its_step_the_times_of_files_tell(
         for entry in old.infolist():
             if entry.filename != "training.json":
                 new.writestr(entry, old.read(entry))
-    assert saved_step(str(run)) is None
+    assert saved_step(run / "model.keras") is None
     chosen = settings(*FLAGS)
     make_newer(run / "model.keras")
     assert is_finished(str(run), chosen)
