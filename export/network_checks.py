@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator
 
 import keras
 
 from bnzoo.preprocessing import Preprocessing
+from bnzoo.surgery.graph import hidden_layers, layers_in, read_graphs
 
 from .errors import ExportFailed, one_line
 from .forms import input_specs
@@ -52,12 +52,13 @@ def check_inputs(network: keras.Model, preprocessing: Preprocessing | None) -> N
                 f"the network's input is {spec.dtype.name}, but what preprocessing makes of an "
                 "image is float32: leave out --preprocessing, or give the network a float32 input"
             )
-    for layer in _layers(network):
-        if isinstance(layer, _WITH_TABLES):
-            raise ExportFailed(
-                f"layer {layer.name!r}, a {type(layer).__name__}, looks up a table, which is not "
-                "exported: export the network behind it"
-            )
+    for outer, _ in layers_in(read_graphs(network)):
+        for layer in (outer, *hidden_layers(outer)):
+            if isinstance(layer, _WITH_TABLES):
+                raise ExportFailed(
+                    f"layer {layer.name!r}, a {type(layer).__name__}, looks up a table, which is "
+                    "not exported: export the network behind it"
+                )
 
 
 def check_outputs(network: keras.Model, settings: Settings) -> None:
@@ -113,12 +114,3 @@ def outputs_of(network: keras.Model, examples: Examples) -> Arrays:
             f"the network was made for batches of {batches.pop()} and does not run on "
             f"{len(examples)}: a server needs any number; {one_line(error)}"
         ) from error
-
-
-def _layers(network: keras.Model) -> Iterator[keras.Layer]:
-    """The layers, those of nested networks too."""
-    for layer in network.layers:
-        if isinstance(layer, keras.Model):
-            yield from _layers(layer)
-        else:
-            yield layer
